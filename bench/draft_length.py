@@ -25,7 +25,7 @@ import numpy as np
 
 from bench.common import SIMULATED, parse, parser_of, show, tell
 from bench.compare import add_comparison, compare
-from pyctl.cache import LiveSequence
+from pyctl.cache.sequence import LiveSequence
 from pyctl.engine.draft.cache_drafts import LONGEST
 from pyctl.engine.draft.draft_length import LENGTHS, DraftLengthController
 from pyctl.engine.draft.source import DraftJob, Match

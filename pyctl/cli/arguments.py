@@ -15,7 +15,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeAlias, get_type_hints
 
-from pyctl.cache import DEFAULT_DAILY_MIB, FREE_PART, CacheSettings, DiskSettings, default_directory
+from pyctl.cache.cache_settings import (
+    DEFAULT_DAILY_MIB,
+    FREE_PART,
+    CacheSettings,
+    DiskSettings,
+    default_directory,
+)
 from pyctl.chat import FormatSettings, keep_reasoning
 from pyctl.cli.flag_aliases import (
     FURTHER,

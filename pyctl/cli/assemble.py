@@ -14,14 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pyctl.cache import (
-    ANYWHERE,
-    DiskPolicy,
-    DiskSettings,
-    RamBudget,
-    RamCache,
-    max_unwritten,
-)
+from pyctl.cache.cache_settings import DiskSettings
+from pyctl.cache.device_tier import max_unwritten
+from pyctl.cache.disk_policy import DiskPolicy
+from pyctl.cache.ram import RamCache
+from pyctl.cache.ram_budget import RamBudget
+from pyctl.cache.resume_points import ANYWHERE
 from pyctl.chat.cached_tokenizer import readable
 from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.constraint import json_constraint

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pyctl import __version__
-from pyctl.cache import default_directory
+from pyctl.cache.cache_settings import default_directory
 from pyctl.cli.arguments import FLAGS, CommandSettings, kept_flags, parse_serve
 from pyctl.cli.command_parser import CommandParser
 from pyctl.cli.signals import ending_by_signal

@@ -15,14 +15,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyctl.cache import DiskSettings, default_directory
+from pyctl.cache.cache_settings import DiskSettings, default_directory
 from pyctl.cli.command_parser import CommandParser
 from pyctl.errors import ConfigError
 from pyctl.settings.setting import flags_of
 from pyctl.text import one_line, plain
 
 if TYPE_CHECKING:
-    from pyctl.cache import Entry
+    from pyctl.cache.ports import Entry
     from pyctl.disk.directory import CacheDirectory
 
 __all__ = ["run_cache"]

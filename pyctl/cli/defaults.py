@@ -13,7 +13,7 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from pyctl.cache import CacheSettings, DiskSettings
+from pyctl.cache.cache_settings import CacheSettings, DiskSettings
 from pyctl.cli.arguments import CommandSettings
 from pyctl.disk.directory import CacheDirectory
 from pyctl.disk.remote_store import connect

@@ -17,7 +17,7 @@ from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from pyctl.cache import default_directory
+from pyctl.cache.cache_settings import default_directory
 from pyctl.cli.arguments import CommandSettings, parse_serve
 from pyctl.cli.command_parser import CommandParser
 from pyctl.errors import ConfigError

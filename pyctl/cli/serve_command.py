@@ -14,7 +14,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from pyctl.cache import DiskSettings, RamBudget, Saved
+from pyctl.cache.cache_settings import DiskSettings
+from pyctl.cache.ram_budget import RamBudget
+from pyctl.cache.saved_time import Saved
 from pyctl.cli.arguments import CommandSettings
 from pyctl.cli.assemble import LoadContext, ModelLoader, assemble, check_files, found
 from pyctl.cli.defaults import cache_budget, log_cache_dir, with_directory, with_shared_budget

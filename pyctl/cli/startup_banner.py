@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pyctl.cache import Entry
+from pyctl.cache.ports import Entry
 from pyctl.engine.backend import EngineInfo
 
 __all__ = ["Addresses", "cache_text", "device_text", "lan_address", "ready_text"]

@@ -12,19 +12,17 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pyctl.cache import (
+from pyctl.cache.cache_stats import (
     SHOWN,
-    BlockBytes,
     CacheView,
-    Entry,
     KnownParts,
-    LiveSequence,
     LiveView,
-    PromptFacts,
-    PromptMatch,
-    faults,
     view_of,
 )
+from pyctl.cache.check import faults
+from pyctl.cache.ports import Entry
+from pyctl.cache.sequence import LiveSequence
+from pyctl.cache.snapshot import BlockBytes, PromptFacts, PromptMatch
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_stats import (
     EngineCounters,

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pyctl.cache import Block, SequenceMemory
+from pyctl.cache.ports import SequenceMemory
+from pyctl.cache.snapshot import Block
 from pyctl.engine.pool_plan import PoolPlan
 from pyctl.engine.sampling import Sampling
 from pyctl.prompt import ImageSpan, Tokens

@@ -12,7 +12,8 @@ from bisect import bisect_left
 from collections.abc import Generator
 from types import TracebackType
 
-from pyctl.cache import LiveSequence, RequestStats
+from pyctl.cache.cache_stats import RequestStats
+from pyctl.cache.sequence import LiveSequence
 from pyctl.engine.backend import Evaluator, Sampler, TopTokens, Verify
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.jobs import StateReads

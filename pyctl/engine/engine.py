@@ -10,17 +10,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from pyctl.cache import (
-    CacheLookup,
-    CacheOptions,
-    LiveSequence,
-    PrefixCache,
-    RamCache,
-    Reading,
-    RequestStats,
-    Snapshot,
-    Store,
-)
+from pyctl.cache.cache_stats import RequestStats
+from pyctl.cache.lookup import CacheLookup
+from pyctl.cache.ports import CacheOptions, Store
+from pyctl.cache.prefix_cache import PrefixCache
+from pyctl.cache.ram import RamCache
+from pyctl.cache.reads import Reading
+from pyctl.cache.sequence import LiveSequence
+from pyctl.cache.snapshot import Snapshot
 from pyctl.engine.backend import Backend, Verify
 from pyctl.engine.decode import Generation
 from pyctl.engine.draft.speculation import Speculation

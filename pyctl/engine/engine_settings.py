@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from pyctl.cache import DEFAULT_STEP
+from pyctl.cache.plan import DEFAULT_STEP
 from pyctl.settings.convert import integer, tokens
 from pyctl.settings.limit import SetLimit, limit
 from pyctl.settings.setting import CACHE, SERVER

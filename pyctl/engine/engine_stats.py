@@ -9,7 +9,10 @@ import time
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
-from pyctl.cache import BlockBytes, CacheView, Costs, DeviceCounts
+from pyctl.cache.cache_stats import CacheView
+from pyctl.cache.costs import Costs
+from pyctl.cache.device_tier import DeviceCounts
+from pyctl.cache.snapshot import BlockBytes
 from pyctl.engine.engine_settings import Clock
 from pyctl.engine.request import DraftCounts, Request, Timings
 from pyctl.settings.limit import limit

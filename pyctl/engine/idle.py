@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from pyctl.cache import AGAIN_SECONDS
+from pyctl.cache.ports import AGAIN_SECONDS
 from pyctl.engine.engine_settings import Clock
 
 __all__ = ["IDLE_SECONDS", "PREPARE_SECONDS", "IdleFacts", "IdleSchedule", "IdleTask"]

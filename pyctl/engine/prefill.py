@@ -6,15 +6,12 @@ import itertools
 import time
 from dataclasses import replace
 
-from pyctl.cache import (
-    CacheLookup,
-    CachePlan,
-    LiveSequence,
-    PrefixCache,
-    RequestStats,
-    State,
-    batch_ends,
-)
+from pyctl.cache.cache_stats import RequestStats
+from pyctl.cache.lookup import CacheLookup, CachePlan
+from pyctl.cache.plan import batch_ends
+from pyctl.cache.prefix_cache import PrefixCache
+from pyctl.cache.sequence import LiveSequence
+from pyctl.cache.snapshot import State
 from pyctl.engine.backend import Backend
 from pyctl.engine.engine_stats import EngineCounters, PrefillLog
 from pyctl.engine.jobs import StateReads

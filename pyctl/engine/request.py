@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Literal, NamedTuple, TypeAlias
 
-from pyctl.cache import CacheRequest, RequestStats, Source
+from pyctl.cache.cache_stats import RequestStats
+from pyctl.cache.ports import CacheRequest
+from pyctl.cache.snapshot import Source
 from pyctl.chat.reasoning import ReasoningLimit
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import EngineError, PyctlError

@@ -18,7 +18,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pyctl.cache import NOWHERE, Block, LiveSequence, Rows, SequenceMemory, Span, State
+from pyctl.cache.ports import SequenceMemory
+from pyctl.cache.resume_points import NOWHERE
+from pyctl.cache.sequence import LiveSequence
+from pyctl.cache.snapshot import (
+    Block,
+    Rows,
+    Span,
+    State,
+)
 from pyctl.errors import RequestError, StateError
 from pyctl.files.atomic_file import make_private, open_regular, replacing
 from pyctl.prompt import Tokens, as_tokens

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from pyctl.cache import RULES
+from pyctl.cache.plan import RULES
 from pyctl.llama.library.bindings import api
 from pyctl.llama.library.devices import Device, metadata_text, tensor_bytes
 from pyctl.llama.library.file_digest import file_digest

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pyctl.cache import NOWHERE, Block
+from pyctl.cache.resume_points import NOWHERE
+from pyctl.cache.snapshot import Block
 from pyctl.engine.backend import BackendFacts, SequenceTokens, TopTokens
 from pyctl.engine.openmp import end_threads
 from pyctl.engine.sampling import Sampling

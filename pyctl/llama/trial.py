@@ -16,7 +16,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-from pyctl.cache import NOWHERE
+from pyctl.cache.resume_points import NOWHERE
 from pyctl.engine.backend import SequenceTokens
 from pyctl.llama.library.module_trial import NOT_TRIED
 from pyctl.llama.library.trial_models import models_of, models_with_drafts

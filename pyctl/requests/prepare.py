@@ -9,7 +9,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, get_args
 
-from pyctl.cache import DiskPolicy
+from pyctl.cache.disk_policy import DiskPolicy
 from pyctl.chat.cached_tokenizer import Tokenizer
 from pyctl.chat.chat_format import ChatRequest, PreparedChat, ReasoningFormat
 from pyctl.chat.constraint import Constraint, json_constraint

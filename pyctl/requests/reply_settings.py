@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pyctl.cache import DiskSettings
+from pyctl.cache.cache_settings import DiskSettings
 from pyctl.engine.sampling import Sampling
 from pyctl.settings.convert import choice, integer, tokens
 from pyctl.settings.setting import CACHE, FORMAT, SAMPLING, SERVER

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from pyctl.cache import DiskPolicy
+from pyctl.cache.disk_policy import DiskPolicy
 from pyctl.chat.cached_tokenizer import Tokenizer, readable
 from pyctl.chat.chat_format import ChatFormat
 from pyctl.engine.admin import EngineAdmin

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from functools import partial
 
-from pyctl.cache import Divergence
+from pyctl.cache.cache_stats import Divergence
 from pyctl.engine.request import Done, Progress
 from pyctl.errors import NotFoundError, PyctlError
 from pyctl.server.app_state import HttpService

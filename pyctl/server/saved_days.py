@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from pyctl.cache import Saved, SavedTime
+from pyctl.cache.saved_time import Saved, SavedTime
 from pyctl.engine.engine_settings import Clock
 from pyctl.files.atomic_file import (
     files_in,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from pyctl.cache import LiveSequence
+from pyctl.cache.sequence import LiveSequence
 from pyctl.prompt import Tokens
 
 __all__ = ["NO_MATCH", "CopyingSource", "DraftJob", "DraftSource", "Match"]

@@ -11,7 +11,10 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TypeAlias
 
-from pyctl.cache import LiveSequence, Reads, RequestStats, Snapshot
+from pyctl.cache.cache_stats import RequestStats
+from pyctl.cache.reads import Reads
+from pyctl.cache.sequence import LiveSequence
+from pyctl.cache.snapshot import Snapshot
 from pyctl.engine.backend import Verify
 from pyctl.engine.handle import RequestHandle
 from pyctl.errors import OutOfCellsError

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from pyctl.cache import MIN_BATCH, LiveSequence, PrefixCache, RamCache, SequenceMemory
+from pyctl.cache.plan import MIN_BATCH
+from pyctl.cache.ports import SequenceMemory
+from pyctl.cache.prefix_cache import PrefixCache
+from pyctl.cache.ram import RamCache
+from pyctl.cache.sequence import LiveSequence
 from pyctl.engine.schedule.admission import Occupancy
 from pyctl.prompt import Prompt
 

@@ -6,18 +6,13 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 
-from pyctl.cache import (
-    MIN_BATCH,
-    CacheLookup,
-    CacheRequest,
-    LiveSequence,
-    Prefix,
-    PrefixCache,
-    PromptMatch,
-    ends_within,
-    last_end,
-    snapshot_ends,
-)
+from pyctl.cache.lookup import CacheLookup
+from pyctl.cache.plan import MIN_BATCH, snapshot_ends
+from pyctl.cache.ports import CacheRequest
+from pyctl.cache.positions import ends_within, last_end
+from pyctl.cache.prefix_cache import PrefixCache
+from pyctl.cache.sequence import LiveSequence
+from pyctl.cache.snapshot import Prefix, PromptMatch
 from pyctl.engine.engine_settings import MAX_PREWARMS, Clock
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Failed, Request

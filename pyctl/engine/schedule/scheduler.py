@@ -12,7 +12,10 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from pyctl.cache import CacheLookup, LiveSequence, PrefixCache, Reads
+from pyctl.cache.lookup import CacheLookup
+from pyctl.cache.prefix_cache import PrefixCache
+from pyctl.cache.reads import Reads
+from pyctl.cache.sequence import LiveSequence
 from pyctl.engine.backend import Backend
 from pyctl.engine.engine_settings import Clock, EngineSettings
 from pyctl.engine.engine_stats import EngineCounters

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pyctl.cache import Block
+from pyctl.cache.snapshot import Block
 from pyctl.llama.library.bindings import api
 
 __all__ = ["HostBuffer", "KVState", "OutOfCells", "Pulse"]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import numpy as np
 
-from pyctl.cache import Block
+from pyctl.cache.snapshot import Block
 from pyctl.errors import (
     EngineError,
     OutOfCellsError,

@@ -9,14 +9,14 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal
 
-from pyctl.cache import (
+from pyctl.cache.block_sizes import BlockSizes
+from pyctl.cache.ports import MemoryShape
+from pyctl.cache.resume_points import NOWHERE
+from pyctl.cache.snapshot import (
     NOTHING,
-    NOWHERE,
     Block,
     BlockBytes,
-    BlockSizes,
     HeldRows,
-    MemoryShape,
     Rows,
     Span,
     State,

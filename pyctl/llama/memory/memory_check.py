@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pyctl.cache import ANYWHERE, NOWHERE, Block, ResumePoints
+from pyctl.cache.resume_points import ANYWHERE, NOWHERE, ResumePoints
+from pyctl.cache.snapshot import Block
 from pyctl.engine.backend import Backend
 from pyctl.errors import StateError
 from pyctl.llama.library.native import KVState

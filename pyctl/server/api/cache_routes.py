@@ -11,7 +11,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pyctl.cache import CacheStats, CacheView, Entry, LiveView
+from pyctl.cache.cache_stats import CacheStats, CacheView, LiveView
+from pyctl.cache.ports import Entry
 from pyctl.engine.request import Done, Failed, Timings
 from pyctl.errors import EngineError, NotFoundError, RequestError
 from pyctl.processes.process_memory import resident_bytes

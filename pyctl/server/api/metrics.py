@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pyctl.cache import CacheView
+from pyctl.cache.cache_stats import CacheView
 from pyctl.cache.ports import DiskView
 from pyctl.engine.engine_stats import FIRST_TOKEN_SECONDS, EngineStats, Histogram
 from pyctl.errors import NotSupportedError

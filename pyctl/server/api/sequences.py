@@ -13,7 +13,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pyctl.cache import MIN_BATCH
+from pyctl.cache.plan import MIN_BATCH
 from pyctl.engine.engine_stats import SequenceView
 from pyctl.errors import NotSupportedError, RequestError, UnavailableError
 from pyctl.requests.body import ReplyOptions, parse_object

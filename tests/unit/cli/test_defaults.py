@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pyctl.cache import CacheSettings, DiskSettings
+from pyctl.cache.cache_settings import CacheSettings, DiskSettings
 from pyctl.cli import defaults
 from pyctl.cli.arguments import CommandSettings, parse_serve
 from pyctl.cli.defaults import cache_budget, log_cache_dir, with_directory

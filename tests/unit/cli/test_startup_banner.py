@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pyctl.cache import Entry
+from pyctl.cache.ports import Entry
 from pyctl.cli.startup_banner import Addresses, cache_text, device_text, ready_text
 from tests.unit.server.fake import INFO
 

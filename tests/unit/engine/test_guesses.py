@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from pyctl.cache import MIN_BATCH
+from pyctl.cache.plan import MIN_BATCH
 from pyctl.engine.request import Done
 from pyctl.prompt import Prompt
 from tests.fake import FakeBackend

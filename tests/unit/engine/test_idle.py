@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pyctl.cache import AGAIN_SECONDS
+from pyctl.cache.ports import AGAIN_SECONDS
 from pyctl.engine.idle import IDLE_SECONDS, PREPARE_SECONDS, IdleFacts, IdleSchedule, IdleTask
 from tests.unit.engine.drive import ManualClock
 

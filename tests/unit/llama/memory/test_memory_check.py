@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pyctl.cache import ANYWHERE, ResumePoints
+from pyctl.cache.resume_points import ANYWHERE, ResumePoints
 from pyctl.llama.memory.memory_check import describe, resume_points_of
 
 N_CELLS = 4096

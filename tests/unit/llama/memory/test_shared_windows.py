@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pyctl.cache import Block, State
+from pyctl.cache.snapshot import Block, State
 from pyctl.llama.memory.shared_windows import SharedWindows, WindowForm, WindowRows
 
 WINDOW = 16
