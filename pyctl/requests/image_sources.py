@@ -28,12 +28,12 @@ from pyctl.errors import ContextSizeError, RequestError
 from pyctl.files.image_file import ImageFile
 from pyctl.requests.body import at_most
 from pyctl.requests.request_pool import Fetched, FilesMissing
-from pyctl.requests.service import Service
 from pyctl.settings.limit import limit
 from pyctl.text import reason_of
 
 __all__ = [
     "ImagePart",
+    "ImageSources",
     "data_images",
     "fetch_image",
     "is_public",
@@ -241,15 +241,14 @@ class ImagePart(dict[str, Any]):
         self.where = where
 
 
-def load_images(messages: Any, service: Service, fetched: Fetched) -> Any:
-    """Return ``messages`` with an ImageFile in place of each image; unchanged if the model reads no
-    images.
+def load_images(messages: Any, sources: ImageSources | None) -> Any:
+    """Return ``messages`` with an ImageFile in place of each image; unchanged without ``sources``,
+    for a model that reads no images.
 
     Raises RequestError, which names the image and its fault.
     """
-    if service.chat.images is None or not isinstance(messages, list):
+    if sources is None or not isinstance(messages, list):
         return messages
-    sources = _Sources(service, service.chat.images, fetched)
     loaded = [
         _loaded(message, f"messages[{index}]", sources) for index, message in enumerate(messages)
     ]
@@ -257,14 +256,15 @@ def load_images(messages: Any, service: Service, fetched: Fetched) -> Any:
     return loaded
 
 
-def data_images(values: Any, service: Service, fetched: Fetched) -> list[ImageFile]:
-    """Return the images of ``multimodal_data``. Raises RequestError."""
-    if service.chat.images is None:
+def data_images(values: Any, sources: ImageSources | None) -> list[ImageFile]:
+    """Return the images of ``multimodal_data``. Raises RequestError, also without ``sources``, for
+    a model that reads no images.
+    """
+    if sources is None:
         raise unreadable("'multimodal_data'", "multimodal_data")
     values = [values] if isinstance(values, str) else values
     if not isinstance(values, list):
         raise RequestError("'multimodal_data' must be a list of strings")
-    sources = _Sources(service, service.chat.images, fetched)
     images = [
         sources.image(value, f"multimodal_data[{index}]") for index, value in enumerate(values)
     ]
@@ -272,7 +272,7 @@ def data_images(values: Any, service: Service, fetched: Fetched) -> list[ImageFi
     return [image for image in images if image is not None]
 
 
-def _loaded(message: Any, where: str, sources: _Sources) -> Any:
+def _loaded(message: Any, where: str, sources: ImageSources) -> Any:
     content = message.get("content") if isinstance(message, dict) else None
     if not isinstance(content, list):
         return message
@@ -282,7 +282,7 @@ def _loaded(message: Any, where: str, sources: _Sources) -> Any:
     return {**message, "content": parts}
 
 
-def _part(part: Any, where: str, sources: _Sources) -> Any:
+def _part(part: Any, where: str, sources: ImageSources) -> Any:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind in ("image", "input_image"):
         raise RequestError(f"{where}: an image must be a part of type image_url, not {kind}")
@@ -294,20 +294,26 @@ def _part(part: Any, where: str, sources: _Sources) -> Any:
     return sources.image(url.get("url") if isinstance(url, dict) else url, where)
 
 
-class _Sources:
+class ImageSources:
     """The images of one request. None is decoded before all are known to fit into a prompt."""
 
-    def __init__(self, service: Service, reader: ImageReader, fetched: Fetched) -> None:
-        self._media_path = service.shared.media_path
-        self._n_ctx = service.info.n_ctx
+    def __init__(
+        self, reader: ImageReader, fetched: Fetched, *, n_ctx: int, media_path: str
+    ) -> None:
+        """Find the images for ``reader``, within a context of ``n_ctx`` tokens.
+
+        ``fetched`` has those at addresses. Files must be below ``media_path``, empty for none.
+        """
         self._reader = reader
         self._fetched = fetched
+        self._n_ctx = n_ctx
+        self._media_path = media_path
         self._missing: dict[str, str] = {}
         self._found: list[tuple[ImageFile, str]] = []
         self._n_images = 0
 
     def image(self, url: Any, where: str) -> ImageFile | None:
-        """Return the image in ``url``; None if it has to be fetched."""
+        """Return the image in ``url``; None if it has to be fetched. Raises RequestError."""
         if not isinstance(url, str) or not url:
             raise RequestError(f"{where}: the url of an image must be a string")
         self._n_images += 1

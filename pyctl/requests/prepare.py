@@ -38,7 +38,7 @@ from pyctl.requests.body import (
     json_object,
     number,
 )
-from pyctl.requests.image_sources import data_images, load_images
+from pyctl.requests.image_sources import ImageSources, data_images, load_images
 from pyctl.requests.prepared_reply import PreparedReply
 from pyctl.requests.reply_settings import REASONING_FORMATS
 from pyctl.requests.request_pool import NOTHING, Fetched
@@ -189,9 +189,7 @@ def _chat_request(service: Service, body: ConversationBody, fetched: Fetched) ->
             "'add_generation_prompt' and 'continue_final_message' exclude each other"
         )
     return ChatRequest(
-        load_images(body.messages, service, fetched)
-        if service.chat.images is not None
-        else body.messages,
+        load_images(body.messages, _image_sources(service, fetched)),
         tools=body.tools,
         tool_choice=body.tool_choice,
         parallel_tool_calls=parallel_calls(service, body.parallel_tool_calls),
@@ -201,6 +199,16 @@ def _chat_request(service: Service, body: ConversationBody, fetched: Fetched) ->
         add_generation_prompt=add_header,
         continue_final_message=continues,
         grammar=body.grammar,
+    )
+
+
+def _image_sources(service: Service, fetched: Fetched) -> ImageSources | None:
+    """Return the sources of a request's images, None for a model that reads none."""
+    reader = service.chat.images
+    if reader is None:
+        return None
+    return ImageSources(
+        reader, fetched, n_ctx=service.info.n_ctx, media_path=service.shared.media_path
     )
 
 
@@ -485,7 +493,7 @@ def _prompt(value: Any, service: Service, fetched: Fetched) -> tuple[Prompt, str
     images: list[ImageFile] | None = None
     if isinstance(value, dict):
         if (data := value.get("multimodal_data")) is not None:
-            images = data_images(data, service, fetched) if data else []
+            images = data_images(data, _image_sources(service, fetched)) if data else []
         value = value.get("prompt_string")
     if isinstance(value, str):
         return service.chat.prompt_from_text(value, images), value

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from pyctl.errors import ContextSizeError, RequestError
 from pyctl.files.image_file import ImageFile
-from pyctl.requests.image_sources import ImagePart, data_images, load_images
+from pyctl.requests.body import ChatBody
+from pyctl.requests.image_sources import ImagePart, ImageSources, data_images, load_images
+from pyctl.requests.prepare import prepare
 from pyctl.requests.request_pool import FilesMissing
 from pyctl.server.server_settings import ServerSettings
 from tests.effort import examples
@@ -48,8 +50,18 @@ def asked(*parts: Any) -> list[dict[str, Any]]:
     ]
 
 
+def sources(bench: Bench, fetched: dict[str, bytes] | None = None) -> ImageSources | None:
+    service = bench.service
+    if service.chat.images is None:
+        return None
+    media_path = service.shared.media_path
+    return ImageSources(
+        service.chat.images, fetched or {}, n_ctx=service.info.n_ctx, media_path=media_path
+    )
+
+
 def loaded(bench: Bench, *parts: Any, fetched: dict[str, bytes] | None = None) -> list[Any]:
-    found: list[Any] = load_images(asked(*parts), bench.service, fetched or {})[1]["content"][1:]
+    found: list[Any] = load_images(asked(*parts), sources(bench, fetched))[1]["content"][1:]
     return found
 
 
@@ -133,9 +145,19 @@ def test_other_parts_stay_for_others_to_judge(bench: Bench) -> None:
     assert loaded(bench, *other)[:3] == other[:3]
     assert isinstance(loaded(bench, *other)[3], ImageFile)
     for messages in (None, 3, {"a": 1}, [None, {"content": 3}, "x"]):
-        assert load_images(messages, bench.service, {}) == messages
+        assert load_images(messages, sources(bench)) == messages
     blind = Bench(play("x"))
-    assert load_images(asked(part(URL)), blind.service, {}) == asked(part(URL))
+    assert load_images(asked(part(URL)), sources(blind)) == asked(part(URL))
+
+
+def test_a_request_may_name_files_of_the_server(bench: Bench) -> None:
+    body = ChatBody.of({"messages": asked(part("file://inside/a b.png"))})
+    (prepared,) = prepare(bench.service, body)
+    (picture,) = prepared.request.prompt.pictures
+    assert picture.source.data == PNG
+    closed = Bench(play("x"), images=GridReader())
+    with pytest.raises(RequestError, match="--media-path"):
+        prepare(closed.service, body)
 
 
 def test_addresses_are_asked_for_once_and_all_at_once(bench: Bench) -> None:
@@ -195,7 +217,7 @@ def test_no_image_is_decoded_where_not_all_can_be_seen(
 
 
 def test_images_beside_a_raw_prompt(bench: Bench) -> None:
-    assert [image.data for image in data_images([BASE64, URL], bench.service, {})] == [PNG, PNG]
+    assert [image.data for image in data_images([BASE64, URL], sources(bench))] == [PNG, PNG]
     for wrong, said in (
         ({}, "list of strings"),
         ("x", "base64"),
@@ -203,9 +225,9 @@ def test_images_beside_a_raw_prompt(bench: Bench) -> None:
         ([URL, "?"], r"multimodal_data\[1\]"),
     ):
         with pytest.raises(RequestError, match=said):
-            data_images(wrong, bench.service, {})
+            data_images(wrong, sources(bench))
     with pytest.raises(RequestError, match="may need to provide the mmproj"):
-        data_images([URL], Bench(play("x")).service, {})
+        data_images([URL], sources(Bench(play("x"))))
 
 
 URLS = st.sampled_from((URL, "file://good.png", "http://a/", "data:x")) | st.text(max_size=8)
