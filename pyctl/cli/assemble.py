@@ -216,7 +216,8 @@ def assemble(
     if context.ram is not None:
         context.ram.add(cache, EvictableEngineCache(worker, engine))
     replies = _with_recommended(settings.replies, info.sampling)
-    service = HttpService(worker, chat_format, EngineAdmin(worker, engine), replies, context.shared)
+    admin = EngineAdmin(worker, engine)
+    service = HttpService(worker, chat_format, replies, context.shared, admin=admin)
     if chat_format.capabilities.tools:
         service.post_reply.add(partial(prepare_vocabulary, worker))
     return service

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from pyctl.cache.disk_policy import DiskPolicy
 from pyctl.chat.cached_tokenizer import Tokenizer, readable
 from pyctl.chat.chat_format import ChatFormat
-from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.backend import EngineInfo
-from pyctl.engine.engine_stats import EngineMemory
 from pyctl.engine.worker import Worker
 from pyctl.processes.process_memory import give_back
 from pyctl.requests.reply_settings import ReplySettings
@@ -38,7 +36,6 @@ class Service:
 
     worker: Worker
     chat: ChatFormat
-    admin: EngineAdmin
     settings: ReplySettings = field(default_factory=ReplySettings)
     shared: SharedState = field(default_factory=SharedState)
 
@@ -73,22 +70,3 @@ class Service:
     def text_of(self, tokens: Sequence[int]) -> str:
         """Return the text of ``tokens`` for display."""
         return readable(self.tokenizer, tokens)
-
-    def counted_bytes(self, engine: EngineMemory) -> Mapping[str, int]:
-        """Return bytes by use; ``engine`` is the result of `EngineAdmin.memory`.
-
-        ``snapshots`` are the prefix cache's. ``blocks`` are all saved rows and states: of
-        snapshots, those ``in_flight`` to or from a device, those that wait for the disk. ``arena``
-        is memory taken from the system for blocks, future ones included. The others are remembered
-        between requests.
-        """
-        return {
-            "snapshots": engine.snapshots,
-            "blocks": engine.blocks.used,
-            "in_flight": engine.blocks.in_flight,
-            "arena": engine.blocks.held,
-            "recent_prompts": engine.recent_prompts,
-            "draft_texts": engine.draft_texts,
-            "images": engine.images,
-            **self.chat.n_bytes,
-        }

@@ -5,9 +5,12 @@ a process.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
+from pyctl.engine.admin import EngineAdmin
+from pyctl.engine.engine_stats import EngineMemory
 from pyctl.engine.handle import RequestHandle
 from pyctl.mcp.toolbox import ToolBox
 from pyctl.page.markdown_process import MarkdownProcess
@@ -45,6 +48,32 @@ class AppState(SharedState):
 
 @dataclass(frozen=True)
 class HttpService(Service):
-    """A model that endpoints serve, with the state of the process that serves it."""
+    """A model that endpoints serve, with the state of the process that serves it.
+
+    Attributes:
+        shared: The state of the process.
+        admin: The reads and changes of the engine and its cache, between two of its steps.
+    """
 
     shared: AppState = field(default_factory=AppState)
+    _: KW_ONLY
+    admin: EngineAdmin
+
+    def counted_bytes(self, engine: EngineMemory) -> Mapping[str, int]:
+        """Return bytes by use; ``engine`` is the result of `EngineAdmin.memory`.
+
+        ``snapshots`` are the prefix cache's. ``blocks`` are all saved rows and states: of
+        snapshots, those ``in_flight`` to or from a device, those that wait for the disk. ``arena``
+        is memory taken from the system for blocks, future ones included. The others are remembered
+        between requests.
+        """
+        return {
+            "snapshots": engine.snapshots,
+            "blocks": engine.blocks.used,
+            "in_flight": engine.blocks.in_flight,
+            "arena": engine.blocks.held,
+            "recent_prompts": engine.recent_prompts,
+            "draft_texts": engine.draft_texts,
+            "images": engine.images,
+            **self.chat.n_bytes,
+        }

@@ -90,9 +90,9 @@ class Served:
             Template(STRIPS, eos_token="<|im_end|>"), loaded.tokenizer, replay=Replay()
         )
         shared = AppState(ServerSettings(show_metrics=True))
-        self.service = HttpService(
-            self.worker, chat, EngineAdmin(self.worker, engine), ReplySettings(**settings), shared
-        )
+        admin = EngineAdmin(self.worker, engine)
+        replies = ReplySettings(**settings)
+        self.service = HttpService(self.worker, chat, replies, shared, admin=admin)
         self.client = Client(create_app(Models.of(self.service)))
 
     def post(self, path: str, body: Any) -> Any:

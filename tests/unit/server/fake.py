@@ -284,7 +284,7 @@ class Bench:
         replies = replies or ReplySettings()
         # A script has no answer to a background request.
         replies = replace(replies, warm_next=replies.warm_next and not played)
-        self.service = HttpService(self.worker, chat, admin, replies, shared)
+        self.service = HttpService(self.worker, chat, replies, shared, admin=admin)
         self.app = create_app(Models.of(self.service))
         self.client = Client(self.app)
 
