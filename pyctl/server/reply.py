@@ -19,7 +19,7 @@ from pyctl.engine.request import Done, DraftCounts, Piece, Progress, Request, Ti
 from pyctl.engine.sampling import Sampling
 from pyctl.requests.body import ReplyOptions
 from pyctl.requests.prepared_reply import PreparedReply
-from pyctl.server.app_state import HttpService
+from pyctl.requests.service import Service
 from pyctl.server.http import PING, ErrorForm, encode, error_body, frame, named_frames
 from pyctl.text import random_id
 
@@ -244,7 +244,7 @@ def without_long(settings: Mapping[str, Any]) -> dict[str, Any]:
 # ----------------------------------------------------------------------------------
 
 
-def identity(service: HttpService) -> dict[str, Any]:
+def identity(service: Service) -> dict[str, Any]:
     """Return the members that all events of one answer share."""
     return {
         "created": int(time.time()),
@@ -274,7 +274,7 @@ class Reply(ABC):
     id: str = ""
     """The id by which clients may control the reply while it runs; empty for none."""
 
-    def __init__(self, service: HttpService, prepared: PreparedReply) -> None:
+    def __init__(self, service: Service, prepared: PreparedReply) -> None:
         self.service = service
         self.prepared = prepared
         self.request = prepared.request
@@ -382,7 +382,7 @@ class Reply(ABC):
 class EventReply(Reply):
     """A reply of events, which are objects: `begin`, then `more` for each part, then `close`."""
 
-    def __init__(self, service: HttpService, prepared: PreparedReply) -> None:
+    def __init__(self, service: Service, prepared: PreparedReply) -> None:
         super().__init__(service, prepared)
         self.begun = False
         self._splitter = prepared.splitter

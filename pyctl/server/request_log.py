@@ -8,14 +8,14 @@ from functools import partial
 from pyctl.cache.cache_stats import Divergence
 from pyctl.engine.request import Done, Progress
 from pyctl.errors import NotFoundError, PyctlError
-from pyctl.server.app_state import HttpService
+from pyctl.requests.service import Service
 
 __all__ = ["log_disconnect", "log_done", "log_error"]
 
 log = logging.getLogger("pyctl.server")
 
 
-def log_done(path: str, done: Done, service: HttpService) -> None:
+def log_done(path: str, done: Done, service: Service) -> None:
     """Log a served request in one line, and a miss in a second one."""
     report = done.stats
     timings = done.timings
@@ -43,7 +43,7 @@ def log_done(path: str, done: Done, service: HttpService) -> None:
         service.post_reply.add(partial(_log_miss, path, report.miss, service))
 
 
-def _log_miss(path: str, miss: Divergence, service: HttpService) -> None:
+def _log_miss(path: str, miss: Divergence, service: Service) -> None:
     """Log the position where a prompt differs from a recent one."""
     was = service.text_of(miss.recent)
     prompt_text = service.text_of(miss.given)

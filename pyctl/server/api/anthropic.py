@@ -27,6 +27,7 @@ from pyctl.engine.request import Done
 from pyctl.requests.body import ChatBody, parse_object
 from pyctl.requests.prepare import prepare
 from pyctl.requests.prepared_reply import PreparedReply
+from pyctl.requests.service import Service
 from pyctl.server.api.anthropic_request import chat_fields
 from pyctl.server.api.token_counts import n_input_tokens
 from pyctl.server.app_state import HttpService
@@ -46,7 +47,7 @@ class MessageReply(EventReply):
 
     error_form = staticmethod(anthropic_error)
 
-    def __init__(self, service: HttpService, prepared: PreparedReply) -> None:
+    def __init__(self, service: Service, prepared: PreparedReply) -> None:
         super().__init__(service, prepared)
         self._blocks: list[dict[str, Any]] = []
         self._parts: list[str] = []  # texts sent for the last block

@@ -19,6 +19,7 @@ from pyctl.prompt import Prompt
 from pyctl.requests.body import Body, ChatBody, CompletionBody, InfillBody
 from pyctl.requests.prepare import prepare
 from pyctl.requests.prepared_reply import PreparedReply
+from pyctl.requests.service import Service
 from pyctl.server.app_state import HttpService
 from pyctl.server.http import JsonResponse, encode, frame
 from pyctl.server.models import Models
@@ -38,7 +39,7 @@ class _ControlBody(Body, frozen=True):
 class NativeReply(Reply):
     """The reply of /completion."""
 
-    def __init__(self, service: HttpService, prepared: PreparedReply) -> None:
+    def __init__(self, service: Service, prepared: PreparedReply) -> None:
         super().__init__(service, prepared)
         self._has_new_line = False
 
@@ -142,12 +143,13 @@ def _pick(body: dict[str, Any], paths: tuple[str, ...]) -> dict[str, Any]:
 
 
 class _Answer:
-    """The state that the replies of one answer share: its members, and the counts of tokens so
-    far.
+    """The state that the replies of one answer share: its members, whether it is verbose unless a
+    request chooses, and the counts of tokens so far.
     """
 
     def __init__(self, service: HttpService) -> None:
         self.fields = identity(service)
+        self.is_verbose = service.shared.settings.is_verbose
         self.usages: list[dict[str, Any]] = []
         self.prompts: list[Prompt] = []
 
@@ -164,7 +166,7 @@ class _OpenAIReply(Reply):
         """The tokens of reasoning, None if they are not counted."""
         return None
 
-    def __init__(self, service: HttpService, prepared: PreparedReply, answer: _Answer) -> None:
+    def __init__(self, service: Service, prepared: PreparedReply, answer: _Answer) -> None:
         super().__init__(service, prepared)
         self._answer = answer
         self._repeats = any(prompt is self.request.prompt for prompt in answer.prompts[-1:])
@@ -204,8 +206,8 @@ class _OpenAIReply(Reply):
             "usage": self.usage(done),
         }
         body["timings"] = self.timings(done)
-        is_verbose = self.options.verbose
-        if self.service.shared.settings.is_verbose if is_verbose is None else is_verbose:
+        asked = self.options.verbose
+        if self._answer.is_verbose if asked is None else asked:
             native = NativeReply(self.service, self.prepared)
             native.texts = self.texts
             native.tokens = self.tokens
@@ -219,7 +221,7 @@ class ChatReply(_OpenAIReply):
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
 
-    def __init__(self, service: HttpService, prepared: PreparedReply, answer: _Answer) -> None:
+    def __init__(self, service: Service, prepared: PreparedReply, answer: _Answer) -> None:
         super().__init__(service, prepared, answer)
         self._splitter = prepared.splitter
         chat = prepared.chat
@@ -334,7 +336,7 @@ class TextReply(_OpenAIReply):
     kind = "text_completion"
     chunk_kind = "text_completion"
 
-    def __init__(self, service: HttpService, prepared: PreparedReply, answer: _Answer) -> None:
+    def __init__(self, service: Service, prepared: PreparedReply, answer: _Answer) -> None:
         super().__init__(service, prepared, answer)
         bos = service.info.bos_token if service.tokenizer.add_bos else ""
         self._echo = prepared.prompt_text.removeprefix(bos) if self.options.echo else ""
