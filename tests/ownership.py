@@ -39,7 +39,7 @@ OWNED: tuple[type, ...] = (
     ContextMemory,
 )
 
-ANY_THREAD = frozenset({"preempt", "check", "interrupt", "prepare", "_freed"})
+ANY_THREAD = frozenset({"preempt", "check", "interrupt", "_freed"})
 """Methods that any thread may call; who lets go of a block last frees it."""
 
 READ: tuple[type, ...] = (Engine, PrefixCache, RamCache, LiveSequence)
