@@ -28,7 +28,8 @@ import numpy as np
 from bench.common import parse, parser_of, show, shown
 from bench.gpu.machine import vram_mib
 from pyctl.engine.backend import SequenceTokens
-from pyctl.llama.library.native import api, library_file
+from pyctl.llama.library.bindings import api
+from pyctl.llama.library.extension import library_file
 from pyctl.llama.loader import load
 from pyctl.llama.settings.model_settings import ModelSettings
 from pyctl.model_files import builtin_model

@@ -20,8 +20,8 @@ from bench.gpu.machine import describe
 from pyctl.engine.engine import Engine
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, Event, Failed, Request
+from pyctl.llama.library.bindings import api
 from pyctl.llama.library.llama_tokenizer import LlamaTokenizer
-from pyctl.llama.library.native import api
 from tools.generator import TINY_DENSE
 
 RESULTS = Path(__file__).parent / "results"

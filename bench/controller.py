@@ -34,7 +34,7 @@ from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.request import Request
 from pyctl.engine.sampling import Sampling
-from pyctl.llama.library.native import redirect_log
+from pyctl.llama.library.library_log import redirect_log
 from pyctl.model_files import builtin_model
 from pyctl.prompt import Tokens
 from tests.fake import FakeBackend

@@ -29,7 +29,7 @@ from pyctl.disk.directory import CacheDirectory
 from pyctl.disk.model_folder import ModelFolder
 from pyctl.disk.reader import StoreReader
 from pyctl.disk.writer import StoreWriter
-from pyctl.llama.library.native import reserve_pinned
+from pyctl.llama.library.pinned_memory import reserve_pinned
 from pyctl.llama.llama_backend import LlamaBackend
 from pyctl.llama.loader import Loaded, load
 from pyctl.llama.settings.model_settings import ModelSettings

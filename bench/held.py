@@ -22,7 +22,7 @@ import numpy as np
 
 from bench.common import add_model, parse, parser_of, show, tell
 from pyctl.cache.snapshot import Block, HeldRows, Rows, State
-from pyctl.llama.library.native import reserve_pinned
+from pyctl.llama.library.pinned_memory import reserve_pinned
 from pyctl.llama.llama_backend import LlamaBackend
 from pyctl.llama.loader import load
 from pyctl.llama.settings.model_settings import ModelSettings

@@ -20,7 +20,7 @@ import numpy as np
 from bench.common import WIDE_DENSE, add_model, median_seconds, parse, parser_of, show, tell
 from bench.cuda import open_device
 from pyctl.cache.snapshot import Rows, Span
-from pyctl.llama.library.native import reserve_pinned
+from pyctl.llama.library.pinned_memory import reserve_pinned
 from pyctl.llama.llama_backend import LlamaBackend
 from pyctl.llama.loader import load
 from pyctl.llama.settings.model_settings import ModelSettings

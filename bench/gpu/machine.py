@@ -58,7 +58,7 @@ def describe(weights: str) -> dict[str, str]:
 
     Absolute paths in the command are shown by their last part.
     """
-    from pyctl.llama.library.native import build_version
+    from pyctl.llama.library.extension import build_version
 
     gpus = _gpus("name,driver_version,memory.total,pcie.link.gen.max,pcie.link.width.max")
     gpu = gpus[0] if gpus else []

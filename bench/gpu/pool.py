@@ -46,7 +46,8 @@ from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.request import Done, Request
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import EngineError, ModelError, PyctlError
-from pyctl.llama.library.native import api, reserve_pinned
+from pyctl.llama.library.bindings import api
+from pyctl.llama.library.pinned_memory import reserve_pinned
 from pyctl.llama.llama_backend import LlamaBackend
 from pyctl.llama.loader import load
 from pyctl.llama.settings.model_settings import ModelSettings

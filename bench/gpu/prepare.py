@@ -296,7 +296,8 @@ def finish(
 ) -> None:
     """Check that both programs start, or SystemExit, and write `python` and prepared.json."""
     environment = {**os.environ, **variables}
-    check = "import pyctl.cli; from pyctl.llama.library.native import HostBuffer, build_version"
+    check = "import pyctl.cli; from pyctl.llama.library.extension import build_version"
+    check += "; from pyctl.llama.library.native import HostBuffer"
     check += "; print(build_version(), 'pinned', HostBuffer.open(2**28, 2**26)); HostBuffer.stop()"
     command = [sys.executable, "-c", check]
     shown = subprocess.run(

@@ -48,7 +48,7 @@ from pyctl.errors import ConfigError, ModelError, PyctlError
 from pyctl.llama.fit.memory_fit import has_room, wanted_memory
 from pyctl.llama.images.image_encoder import MAX_ROWS_BYTES
 from pyctl.llama.library.devices import check_gguf, file_head, model_files
-from pyctl.llama.library.native import allocate, reserve_pinned
+from pyctl.llama.library.pinned_memory import allocate, reserve_pinned
 from pyctl.llama.loader import Loaded, load
 from pyctl.llama.settings.memory_plan import MemoryPlan
 from pyctl.llama.settings.resolved import Resolved

@@ -244,7 +244,7 @@ def _cache_mib(work: Path) -> int:
 
 def _header(flags: Sequence[str], cards: Sequence[str]) -> list[str]:
     """Return the model, the machine with its ``cards``, and the flags, in lines of 80 columns."""
-    from pyctl.llama.library.native import build_version
+    from pyctl.llama.library.extension import build_version
 
     path = Path(flags[1])
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

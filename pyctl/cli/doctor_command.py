@@ -150,8 +150,7 @@ def _llama_facts(plan: Plan) -> LlamaFacts:
 
     try:
         from pyctl.llama.library.devices import devices, file_head
-        from pyctl.llama.library.extension import losses
-        from pyctl.llama.library.native import library_file
+        from pyctl.llama.library.extension import library_file, losses
     except Exception as error:  # whatever a broken library raises at its import
         return LlamaFacts(error=" ".join(str(error).split()))
 

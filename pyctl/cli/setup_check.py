@@ -94,8 +94,8 @@ def _run(directory: Path, module: str, *arguments: str) -> str:
 def main() -> None:
     """Print the facts of this process's libraries, and the devices that they find, as JSON."""
     from pyctl.llama.library.devices import devices
-    from pyctl.llama.library.extension import core, losses
-    from pyctl.llama.library.native import HostBuffer, build_version
+    from pyctl.llama.library.extension import build_version, core, losses
+    from pyctl.llama.library.native import HostBuffer
 
     gpus = [device.description for device in devices() if device.is_gpu]
     # Without the extension nothing pins memory.

@@ -10,8 +10,8 @@ from pathlib import Path
 from pyctl.cache.plan import RULES
 from pyctl.llama.library.bindings import api
 from pyctl.llama.library.devices import Device, metadata_text, tensor_bytes
+from pyctl.llama.library.extension import build_version
 from pyctl.llama.library.file_digest import file_digest
-from pyctl.llama.library.native import build_version
 from pyctl.llama.llama_backend import LlamaBackend
 from pyctl.llama.settings.model_settings import ModelSettings
 from pyctl.llama.settings.resolved import Resolved

@@ -22,8 +22,10 @@ from pyctl.llama.embedder import Embedder
 from pyctl.llama.images.image_encoder import ImageEncoder
 from pyctl.llama.library.batch import Batch, Outputs, RowBatch
 from pyctl.llama.library.bindings import api
+from pyctl.llama.library.evaluation_control import EvaluationControl
+from pyctl.llama.library.extension import build_version
 from pyctl.llama.library.llama_tokenizer import LlamaTokenizer
-from pyctl.llama.library.native import EvaluationControl, build_version, checked
+from pyctl.llama.library.native import checked
 from pyctl.llama.memory.context_memory import ContextMemory
 from pyctl.llama.memory.memory_check import (
     TRIAL_TOKENS,

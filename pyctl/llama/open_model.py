@@ -12,8 +12,8 @@ from pyctl.errors import ModelError, UnavailableError
 from pyctl.llama.embedder import Embedder
 from pyctl.llama.library.bindings import api
 from pyctl.llama.library.devices import metadata_text
+from pyctl.llama.library.library_log import forget_log_errors, last_log_error
 from pyctl.llama.library.llama_tokenizer import LlamaTokenizer
-from pyctl.llama.library.native import forget_log_errors, last_log_error
 from pyctl.llama.settings.model_settings import POOLING, ModelSettings
 from pyctl.llama.settings.params import ModelParams, context_params
 from pyctl.llama.settings.resolved import Resolved

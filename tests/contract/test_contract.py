@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import pytest
 
-from pyctl.llama.library.native import build_version
+from pyctl.llama.library.extension import build_version
 from pyctl.measure.server_process import PYCTL_SERVE, ServerProcess
 from tests.contract.fields import TEMPLATE
 from tests.contract.probes import GROUPS, MARKER, OWN, WITH_HEAD, Probe, probes

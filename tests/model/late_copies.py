@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from pyctl.llama.library import native as library
+from pyctl.llama.library.native import KVState
 
 LAG = 3
 """Calls by which the extension treats a copy as under way."""
 
 
-class LateKVState(library.KVState):
+class LateKVState(KVState):
     """KV state whose saved bytes arrive when something waits for them, or just before the next
     load; until then they are nonsense.
     """

@@ -34,7 +34,7 @@ LONG |= {"stream": True, "return_progress": True}
 ENDLESS = """
 import sys, time
 from pyctl.llama.llama_backend import LlamaBackend
-from pyctl.llama.library import native as library
+from pyctl.llama.library import evaluation_control
 from pyctl.measure.server_process import clean_environment
 
 decode = LlamaBackend._decode
@@ -46,7 +46,7 @@ def until_stopped(self, batch):
     code = decode(self, batch)
     while code == 0 and not self.control.pulse.is_stopped:
         time.sleep(0.01)
-    return code or library.ABORTED
+    return code or evaluation_control.ABORTED
 
 LlamaBackend._decode = until_stopped
 """
@@ -54,7 +54,7 @@ LlamaBackend._decode = until_stopped
 matter.
 """
 
-DEAF = ENDLESS + "library.EvaluationControl.interrupt = lambda self: None"
+DEAF = ENDLESS + "evaluation_control.EvaluationControl.interrupt = lambda self: None"
 """ENDLESS, and interrupts have no effect."""
 
 
@@ -246,13 +246,13 @@ def test_lost_engine_ends_streams_with_an_error_and_exit_code_1(start: Start, fa
 FULL = """
 import ctypes
 from pyctl.llama.llama_backend import LlamaBackend
-from pyctl.llama.library import native as library
+from pyctl.llama.library import library_log
 
 decode, calls = LlamaBackend.decode, iter(range(9, -1, -1))
 
 def full(self, items):
     if not next(calls):
-        library._library_log.receive(library.ERROR, b"CUDA error: out of memory")
+        library_log._library_log.receive(library_log.ERROR, b"CUDA error: out of memory")
         ctypes.CDLL(None).ggml_abort(b"ggml-cuda.cu", 103, b"CUDA error")
     return decode(self, items)
 

@@ -331,11 +331,11 @@ def test_files_that_are_gone_or_cut_are_errors_of_their_requests_alone(
 FULL = """
 import ctypes
 from pyctl.engine.engine import Engine
-from pyctl.llama.library import native as library
+from pyctl.llama.library import library_log
 
 def full(self):
     if self.asleep:
-        library._library_log.receive(library.ERROR, b"CUDA error: out of memory")
+        library_log._library_log.receive(library_log.ERROR, b"CUDA error: out of memory")
         ctypes.CDLL(None).ggml_abort(b"ggml-cuda.cu", 103, b"CUDA error")
 
 Engine.wake = full

@@ -26,7 +26,8 @@ from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
 from numpy.typing import NDArray
 
 from pyctl.files.atomic_file import temp_path
-from pyctl.llama.library.native import api, open_library
+from pyctl.llama.library.bindings import api
+from pyctl.llama.library.extension import open_library
 from tools.generator.generate import add_tokenizer, source_digest, write_tensors
 from tools.generator.shapes import F32, Q4_K, Q8_0, Tensor
 from tools.generator.vocab import InitParams, byte_vocab, ggml

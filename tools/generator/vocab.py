@@ -17,7 +17,7 @@ from os import PathLike
 
 from gguf import TokenType
 
-from pyctl.llama.library.native import open_library
+from pyctl.llama.library.extension import open_library
 
 __all__ = [
     "BYTE_ALPHABET",

@@ -18,7 +18,7 @@ from pyctl.llama.draft.greedy import Greedy
 from pyctl.llama.draft.head_rows import HeadRows
 from pyctl.llama.library.batch import RowBatch
 from pyctl.llama.library.bindings import api, ext
-from pyctl.llama.library.native import allocate
+from pyctl.llama.library.pinned_memory import allocate
 
 __all__ = ["BlockModel"]
 

@@ -12,7 +12,8 @@ from pyctl.cache.snapshot import NOTHING, Block
 from pyctl.engine.backend import SequenceTokens
 from pyctl.errors import ModelError
 from pyctl.llama.draft.draft_model import SIGNATURE_BYTES, DraftModel
-from pyctl.llama.library.native import HiddenRows, allocate
+from pyctl.llama.library.native import HiddenRows
+from pyctl.llama.library.pinned_memory import allocate
 
 __all__ = ["DraftMirror", "LayerRows"]
 

@@ -16,7 +16,9 @@ from pyctl.cache.snapshot import NOTHING, Block
 from pyctl.engine.backend import SequenceTokens
 from pyctl.errors import ModelError
 from pyctl.llama.library.bindings import api
-from pyctl.llama.library.native import KVState, allocate, unfit
+from pyctl.llama.library.extension import unfit
+from pyctl.llama.library.native import KVState
+from pyctl.llama.library.pinned_memory import allocate
 
 __all__ = [
     "SIGNATURE_BYTES",

@@ -16,7 +16,7 @@ from pyctl.engine.backend import SequenceTokens
 from pyctl.errors import ModelError
 from pyctl.llama.draft.draft_model import SIGNATURE_BYTES, BlockSpan, DraftModel
 from pyctl.llama.draft.greedy import Greedy
-from pyctl.llama.library.native import allocate
+from pyctl.llama.library.pinned_memory import allocate
 
 __all__ = ["SeparateModel"]
 

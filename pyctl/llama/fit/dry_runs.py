@@ -15,7 +15,7 @@ from pyctl.llama.fit import breakdown
 from pyctl.llama.fit.breakdown import ALL_GPUS, Parts, layer_of, parts_of
 from pyctl.llama.library.bindings import api
 from pyctl.llama.library.devices import devices, host_available, metadata_text
-from pyctl.llama.library.native import captured_log, forget_log_errors, last_log_error
+from pyctl.llama.library.library_log import captured_log, forget_log_errors, last_log_error
 from pyctl.llama.settings.draft_settings import FEATURE_TYPES
 from pyctl.llama.settings.memory_plan import MIB, MemoryPlan, Place, Usage
 from pyctl.llama.settings.model_settings import LOAD_MODES, ModelSettings

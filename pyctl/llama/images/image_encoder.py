@@ -18,12 +18,8 @@ from pyctl.files.image_file import ImageFile
 from pyctl.llama.images.image_grid import ImageGrid
 from pyctl.llama.library.bindings import api, mtmd
 from pyctl.llama.library.devices import Device, tensor_bytes
-from pyctl.llama.library.native import (
-    build_version,
-    forget_log_errors,
-    last_log_error,
-    log_callback,
-)
+from pyctl.llama.library.extension import build_version
+from pyctl.llama.library.library_log import forget_log_errors, last_log_error, log_callback
 from pyctl.prompt import ImageSpan, Tokens, as_tokens
 from pyctl.settings.limit import limit
 

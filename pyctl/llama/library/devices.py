@@ -16,13 +16,8 @@ from typing import Any
 
 from pyctl.errors import ModelError
 from pyctl.llama.library.bindings import api
-from pyctl.llama.library.native import (
-    forget_log_errors,
-    last_log_error,
-    library_file,
-    open_library,
-    redirect_log,
-)
+from pyctl.llama.library.extension import library_file, open_library
+from pyctl.llama.library.library_log import forget_log_errors, last_log_error, redirect_log
 from pyctl.machine.control_groups import memory_groups
 from pyctl.machine.probe import meminfo
 from pyctl.model_files import split_names

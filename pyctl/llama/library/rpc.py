@@ -19,8 +19,8 @@ from typing import Any
 
 import pyctl
 from pyctl.errors import ConfigError
+from pyctl.llama.library.device_loss import RPC_SOURCE, lose, loss, when_aborted
 from pyctl.llama.library.devices import Device, backend_function, ggml_library, start_backends
-from pyctl.llama.library.native import RPC_SOURCE, lose, loss, when_aborted
 from pyctl.settings.limit import limit
 
 __all__ = ["connect_workers", "serve_devices"]

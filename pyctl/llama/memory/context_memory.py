@@ -26,7 +26,9 @@ from pyctl.engine.pool_plan import PoolPlan
 from pyctl.errors import OutOfCellsError, StateError
 from pyctl.llama.draft.draft_mirror import DraftMirror
 from pyctl.llama.library.bindings import api
-from pyctl.llama.library.native import HostBuffer, KVState, RowStore, allocate, checked, unfit
+from pyctl.llama.library.extension import unfit
+from pyctl.llama.library.native import HostBuffer, KVState, RowStore, checked
+from pyctl.llama.library.pinned_memory import allocate
 from pyctl.llama.memory.memory_check import resume_points_of
 from pyctl.llama.memory.shared_windows import SharedWindows, WindowForm, WindowRows
 

@@ -19,7 +19,8 @@ from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, Request
 from pyctl.engine.worker import Worker
 from pyctl.errors import PreemptedError
-from pyctl.llama.library.native import Pulse, api
+from pyctl.llama.library.bindings import api
+from pyctl.llama.library.native import Pulse
 from pyctl.llama.llama_backend import LlamaBackend
 from pyctl.llama.loader import Loaded
 from pyctl.prompt import Prompt

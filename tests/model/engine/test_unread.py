@@ -10,7 +10,7 @@ from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import MAX_UNREAD, RequestHandle
 from pyctl.engine.request import Failed, Piece
 from pyctl.engine.sampling import Sampling
-from pyctl.llama.library.native import LibraryLog
+from pyctl.llama.library.library_log import LibraryLog
 from pyctl.prompt import Prompt
 from tests.fake import FakeBackend
 from tests.unit.engine.drive import request

@@ -15,7 +15,7 @@ from llama_cpp import llama_cpp as api
 from pyctl import __version__, _core
 from pyctl.errors import LibraryMismatchError
 from pyctl.llama.library import extension
-from pyctl.llama.library import native as library
+from pyctl.llama.library.native import HostBuffer
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -107,11 +107,11 @@ def test_errors_arrive_where_a_library_has_its_own_cpp_runtime(tmp_path: Path) -
 
 
 def test_host_buffers_are_writable_memory() -> None:
-    buffer = library.HostBuffer(1000)
+    buffer = HostBuffer(1000)
     view = memoryview(buffer)
     assert len(buffer) == view.nbytes == 1000
     view[:] = bytes(range(250)) * 4
     assert bytes(view[:250]) == bytes(range(250))
     assert not buffer.pinned
     with pytest.raises(ValueError, match="at least one byte"):
-        library.HostBuffer(0)
+        HostBuffer(0)

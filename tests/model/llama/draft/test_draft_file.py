@@ -12,7 +12,7 @@ from pyctl.engine.backend import SequenceTokens
 from pyctl.errors import ModelError
 from pyctl.llama.draft.draft_file import with_inferred_type
 from pyctl.llama.library import extension
-from pyctl.llama.library.native import log_callback, redirect_log
+from pyctl.llama.library.library_log import log_callback, redirect_log
 from pyctl.llama.llama_backend import LlamaBackend
 from pyctl.llama.loader import load
 from pyctl.llama.settings.draft_settings import AUTOMATIC, FEATURE_TYPES, MODEL_TYPES, DraftSettings

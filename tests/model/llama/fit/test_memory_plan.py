@@ -278,7 +278,7 @@ def test_nothing_reads_what_llama_cpp_says() -> None:
         for path in Path(dry_runs.__file__).parents[1].rglob("*.py")
     }
     assert [name for name, text in sources.items() if "captured_log() as" in text] == [
-        "native.py"
+        "evaluation_control.py"
     ], "to log it"
     assert [name for name in ("dry_runs.py", "fitting.py") if "re.compile(r" in sources[name]] == []
 

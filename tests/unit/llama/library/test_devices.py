@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pyctl.llama.library.native import library_file
+from pyctl.llama.library.extension import library_file
 
 START = """
 import ctypes, importlib, sys

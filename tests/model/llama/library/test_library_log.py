@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from pyctl.llama.library.native import LibraryLog
+from pyctl.llama.library.library_log import LibraryLog
 
 DEBUG = 1
 INFO = 2
