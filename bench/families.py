@@ -248,7 +248,7 @@ def empty_engine(backend: LlamaBackend, directory: Path | None, *, exact: bool) 
         limits = WriteLimits(min_tokens=32, close_seconds=60)
         policy = DiskPolicy.parse("full")
         tier = Disk(StoreReader(folder), StoreWriter(folder), policy, limits)
-    backend.memory.release_all()
+    backend.memory.cells.release_all()
     for seq in range(backend.facts.n_seqs):
         backend.memory.clear(seq)
     return Engine(backend, RamCache(0, None), EngineSettings(exact=exact), tier)
@@ -413,7 +413,7 @@ def sizes_of(engine: Engine) -> Sizes:
     n_tokens = distinct([np.array(snapshot.tail(snapshot.n)) for snapshot in snapshots])
     n_bytes, memory, (low, high) = cache.n_bytes + held, engine.backend.memory, (512, 1024)
     cache.clear()
-    memory.release_all()
+    memory.cells.release_all()
     saved = []
     for n in (low, high):
         engine.prefix_cache.forget(engine.sequences[0])

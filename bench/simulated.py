@@ -236,6 +236,11 @@ class SizedBackend:
         return BlockBytes(0, 0, 0)
 
     @property
+    def cells(self) -> SizedBackend:
+        """The `DeviceCells`: this object itself."""
+        return self
+
+    @property
     def n_free(self) -> int:
         return self.n_cells - int(np.count_nonzero(self._taken | (self._n_held > 0)))
 

@@ -117,7 +117,7 @@ def open_model(model_path: Callable[[str], Path]) -> Iterator[Callable[..., Load
             opened[key] = load(model, drafts=drafts, vision=vision, pool=pool)
         backend = opened[key].backend
         empty(backend)
-        backend.memory.release_all()
+        backend.memory.cells.release_all()
         return opened[key]
 
     yield get

@@ -24,6 +24,7 @@ from pyctl.engine.engine import Engine
 from pyctl.engine.jobs import StateReads
 from pyctl.engine.worker import Worker
 from pyctl.llama.llama_backend import LlamaBackend
+from pyctl.llama.memory.context_cells import ContextCells
 from pyctl.llama.memory.context_memory import ContextMemory
 from tests.fake import FakeBackend
 from tests.fake.fake_memory import FakeMemory
@@ -36,6 +37,7 @@ OWNED: tuple[type, ...] = (
     FakeMemory,
     FakeBackend,
     LlamaBackend,
+    ContextCells,
     ContextMemory,
 )
 
@@ -104,7 +106,8 @@ def _parts(worker: Worker) -> list[Any]:
     engine = worker._engine
     cache = engine.prefix_cache
     backend = engine.backend
-    return [engine, cache, cache.cache, backend, backend.memory, *engine.sequences]
+    memory = backend.memory
+    return [engine, cache, cache.cache, backend, memory, memory.cells, *engine.sequences]
 
 
 def _own(worker: Worker, reads: StateReads | None) -> None:

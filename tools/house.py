@@ -29,7 +29,7 @@ __all__ = ["measure", "module_graph", "modules", "tree_of"]
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "pyctl"
-PORTS = ("Evaluator", "SequenceMemory", "Lifecycle", "Vocabulary", "Control")
+PORTS = ("Evaluator", "SequenceMemory", "DeviceCells", "Lifecycle", "Vocabulary", "Control")
 
 MIN_TESTED = 60
 """Lines of a module that has to have a test file of its name."""

@@ -258,7 +258,7 @@ class Bench:
         step = self.options.ubatch
         begin = 0
         prompt = tokens_of(4, self.depths[-1])
-        self.backend.memory.release_all()
+        self.backend.memory.cells.release_all()
         self.backend.memory.clear(0)
         ms = 0.0
         for depth in self.depths:

@@ -116,5 +116,5 @@ class ArrivingCandidate(Candidate):
         of RAM.
         """
         if last == segment.end and segment.held is None and not segment.alive:
-            segment.held = memory.hold(live.id, segment.start, last)
+            segment.held = memory.cells.hold(live.id, segment.start, last)
             self.arrival.free_rows(segment)

@@ -113,7 +113,7 @@ class DeviceTier:
         )
         cache.pool.on_drop = self._release
         if cache.enabled:
-            memory.release_all()
+            memory.cells.release_all()
 
     @property
     def is_pool(self) -> bool:
@@ -125,7 +125,7 @@ class DeviceTier:
     @property
     def n_cells(self) -> int:
         """The number of cells that only these rows take."""
-        return self._memory.n_held if self._memory.shape.can_hold else 0
+        return self._memory.cells.n_held if self._memory.shape.can_hold else 0
 
     # -- keeping
     # ----------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ class DeviceTier:
         for segment, last in snapshot.chain.items() if self._memory.shape.can_hold else ():
             if segment.held is None and not segment.dropped and last == segment.end:
                 with contextlib.suppress(StateError):
-                    segment.held = self._memory.hold(seq.id, segment.start, last)
+                    segment.held = self._memory.cells.hold(seq.id, segment.start, last)
 
     def drop_ram_copies(self, snapshot: Snapshot) -> bool:
         """Drop the copies in RAM of rows that the device holds, of segments that the cache has not
@@ -220,7 +220,7 @@ class DeviceTier:
 
     def n_ready(self, snapshot: Snapshot, first: int, last: int) -> int:
         """Return how many of rows [first, last) of ``snapshot`` lie in cells that neither a
-        sequence nor other held rows have (`SequenceMemory.n_own`): a sequence takes no further
+        sequence nor other held rows have (`DeviceCells.n_own`): a sequence takes no further
         cells for them.
         """
         n_ready = 0
@@ -228,7 +228,7 @@ class DeviceTier:
             start = max(segment.start, first)
             stop = min(upto, last)
             if segment.held is not None and start < stop:
-                n_ready += self._memory.n_own(segment.held, start, stop)
+                n_ready += self._memory.cells.n_own(segment.held, start, stop)
         return n_ready
 
     def make_cells(
@@ -278,7 +278,7 @@ class DeviceTier:
     def _release(self, segment: Segment) -> None:
         """Release the cells of ``segment``, if the device holds its rows."""
         if segment.held is not None:
-            self._memory.release(segment.held)
+            self._memory.cells.release(segment.held)
             segment.held = None
 
     # -- giving up
@@ -440,7 +440,7 @@ class DeviceTier:
 
     def _n_freed(self, segment: Segment) -> int:
         assert segment.held is not None
-        return self._memory.n_own(segment.held, segment.start, segment.end)
+        return self._memory.cells.n_own(segment.held, segment.start, segment.end)
 
     def _evict(self, segment: Segment) -> None:
         """Evict a segment from the device: to RAM, or away with all snapshots that need it."""
@@ -479,7 +479,7 @@ class DeviceTier:
         block = known() if known is not None else None
         if block is None:
             assert segment.held is not None
-            block = self._memory.fetch(segment.held, segment.start, segment.end)
+            block = self._memory.cells.fetch(segment.held, segment.start, segment.end)
             self._fetched[segment] = weakref.ref(block)
         return block
 

@@ -36,6 +36,7 @@ __all__ = [
     "MAX_UNWRITTEN_BYTES",
     "CacheOptions",
     "CacheRequest",
+    "DeviceCells",
     "DiskView",
     "Entry",
     "FlushCopies",
@@ -114,63 +115,15 @@ class MemoryShape:
         return n if self.has_rows else 0
 
 
-class SequenceMemory(Protocol):
-    """The memory of sequences: their rows, which can be cut anywhere, and the state at the end.
+class DeviceCells(Protocol):
+    """The cells of a memory on the device, where rows can be *held* for the cache.
 
-    Rows and states have parts: the model's own, and a draft model's that follows it. Only drafts
-    depend on the latter: if they are empty, or another draft model's, it goes on without them, and
-    nothing raises. Parts that the model does not have are empty: the rows of one without rows, the
-    state of one that needs none.
-
-    Rows or a state that do not fit raise StateError before the sequence is changed, and
-    OutOfCellsError where only the room for them is missing.
-
-    Rows can be *held*: they stay on the device whatever becomes of their sequence, in cells that
+    Held rows stay on the device whatever becomes of their sequence, in cells that
     sequences do not see. What needs such a cell has its rows moved to another one first, and is
     refused with OutOfCellsError if there is none, so held rows are never lost by themselves. A cell
     that a sequence has and that is held counts once, as does one that is held twice. In a pool
     nothing moves: a position has one cell, refused until the held row is released.
     """
-
-    @property
-    def shape(self) -> MemoryShape:
-        """The capabilities of the memory."""
-
-    def state_size(self, seq: int, ends: Sequence[int] = ()) -> int:
-        """Return the bytes of all parts of a state at the end of ``seq``.
-
-        With ``ends``, ascending, return the maximum that the states there add, together, to those
-        that are saved already: of a window only the rows that no state has.
-        """
-
-    def save_rows(self, seq: int, first: int, last: int, *, hold: bool = False) -> Rows:
-        """Save all parts of rows [first, last) of ``seq``, the model's own as `hold` does if
-        ``hold`` is set.
-
-        The bytes are complete after `synchronize`.
-        """
-
-    def save_state(self, seq: int, n: int) -> State:
-        """Save all parts of the state of ``seq``, which ends at ``n``. The bytes are complete after
-        `synchronize`.
-        """
-
-    def restore(
-        self, seq: int, first: int, spans: Sequence[Span], state: State | None = None
-    ) -> None:
-        """Append rows to ``seq``, which ends at ``first``, and replace its state by ``state``,
-        saved where they end.
-
-        Held rows that no other sequence has lie in the cells of this one afterwards, and take no
-        further ones. Rows that find no cells leave ``seq`` empty if there is a state. Rows without
-        a state need it loaded next, unless they are enough.
-        """
-
-    def synchronize(self) -> None:
-        """Wait until every block that was saved is complete. What loads blocks need not wait."""
-
-    def block_bytes(self) -> BlockBytes:
-        """Return the bytes of all saved blocks."""
 
     def hold(self, seq: int, first: int, last: int) -> HeldRows:
         """Keep rows [first, last) of ``seq`` on the device until `release`. Raises StateError if
@@ -196,6 +149,63 @@ class SequenceMemory(Protocol):
     @property
     def n_held(self) -> int:
         """Cells that held rows alone take."""
+
+
+class SequenceMemory(Protocol):
+    """The memory of sequences: their rows, which can be cut anywhere, and the state at the end.
+
+    Rows and states have parts: the model's own, and a draft model's that follows it. Only drafts
+    depend on the latter: if they are empty, or another draft model's, it goes on without them, and
+    nothing raises. Parts that the model does not have are empty: the rows of one without rows, the
+    state of one that needs none.
+
+    Rows or a state that do not fit raise StateError before the sequence is changed, and
+    OutOfCellsError where only the room for them is missing.
+    """
+
+    @property
+    def shape(self) -> MemoryShape:
+        """The capabilities of the memory."""
+
+    @property
+    def cells(self) -> DeviceCells:
+        """The cells of the device."""
+
+    def state_size(self, seq: int, ends: Sequence[int] = ()) -> int:
+        """Return the bytes of all parts of a state at the end of ``seq``.
+
+        With ``ends``, ascending, return the maximum that the states there add, together, to those
+        that are saved already: of a window only the rows that no state has.
+        """
+
+    def save_rows(self, seq: int, first: int, last: int, *, hold: bool = False) -> Rows:
+        """Save all parts of rows [first, last) of ``seq``, the model's own as `DeviceCells.hold`
+        does if ``hold`` is set.
+
+        The bytes are complete after `synchronize`.
+        """
+
+    def save_state(self, seq: int, n: int) -> State:
+        """Save all parts of the state of ``seq``, which ends at ``n``. The bytes are complete after
+        `synchronize`.
+        """
+
+    def restore(
+        self, seq: int, first: int, spans: Sequence[Span], state: State | None = None
+    ) -> None:
+        """Append rows to ``seq``, which ends at ``first``, and replace its state by ``state``,
+        saved where they end.
+
+        Held rows that no other sequence has lie in the cells of this one afterwards, and take no
+        further ones. Rows that find no cells leave ``seq`` empty if there is a state. Rows without
+        a state need it loaded next, unless they are enough.
+        """
+
+    def synchronize(self) -> None:
+        """Wait until every block that was saved is complete. What loads blocks need not wait."""
+
+    def block_bytes(self) -> BlockBytes:
+        """Return the bytes of all saved blocks."""
 
     def rewind(self, seq: int, n: int) -> None:
         """Drop rows from ``n`` on, at 0 as `clear`; unless rows are enough, it needs the state at

@@ -274,16 +274,17 @@ class LlamaBackend:
         cells.
         """
         memory = self.memory
-        memory.n_ctx = self._limits.max_tokens(self.facts.n_cells)
+        n_ctx = self._limits.max_tokens(self.facts.n_cells)
         if memory.shape.resume_points == NOWHERE:
-            memory.n_ctx = min(memory.n_ctx, self.facts.n_cells // self.facts.n_seqs)
+            n_ctx = min(n_ctx, self.facts.n_cells // self.facts.n_seqs)
+        memory.rollbacks.n_ctx = n_ctx
         self.facts = replace(
             self.facts,
-            n_ctx=memory.n_ctx,
+            n_ctx=n_ctx,
             is_async=bool(memory.kv.is_async),
-            n_rollback=memory.n_rollback,
+            n_rollback=memory.rollbacks.n_rollback,
             has_planes=memory.kind == "hybrid",
-            max_drafts=memory.max_drafts,
+            max_drafts=memory.rollbacks.max_drafts,
         )
 
     @property
@@ -317,7 +318,7 @@ class LlamaBackend:
                 seq, rows, picture.start, first, picture.columns, output=output
             )
         self._reserve(n)
-        self.batch.fill(seq, tokens, self.memory.position(seq, start), last=output)
+        self.batch.fill(seq, tokens, self.memory.cells.position(seq, start), last=output)
         self._evaluate(
             [SequenceTokens(seq, tuple(tokens.tolist()), start)] if self.facts.draft_type else [], n
         )
@@ -356,7 +357,7 @@ class LlamaBackend:
         if self._image_batch is None:
             self._image_batch = RowBatch(self.facts.n_ubatch, width)
         self._image_batch.fill(
-            seq, rows, self.memory.position(seq, start), first, columns, last=output
+            seq, rows, self.memory.cells.position(seq, start), first, columns, last=output
         )
         tokens = (self.tokenizer.image_token,) * n
         items = [SequenceTokens(seq, tokens, start + first)] if self.facts.draft_type else []
@@ -368,21 +369,21 @@ class LlamaBackend:
         """Reserve cells for a batch of ``n`` tokens."""
         if n > self.facts.n_ubatch:
             raise EngineError(f"a batch of {n} tokens is larger than {self.facts.n_ubatch}")
-        self.memory.reserve(n)
+        self.memory.cells.reserve(n)
 
     def decode(self, items: Sequence[SequenceTokens]) -> None:
         memory = self.memory
         placed = [
-            item._replace(position=memory.position(item.seq, item.position)) for item in items
+            item._replace(position=memory.cells.position(item.seq, item.position)) for item in items
         ]
         n, outputs = self.batch.fill_all(placed)
         if len(outputs) > self.facts.n_outputs:
             raise EngineError(f"{len(outputs)} outputs are more than {self.facts.n_outputs}")
-        memory.reserve(n, in_parts=len(items) > 1)
-        marks = memory.mark(items)
+        memory.cells.reserve(n, in_parts=len(items) > 1)
+        marks = memory.rollbacks.mark(items)
         self._evaluate(items, n)
         self.outputs.set(outputs)
-        memory.evaluated(items, marks)
+        memory.rollbacks.record(items, marks)
 
     def draft(self, items: Sequence[SequenceTokens], n: int) -> list[tuple[int, ...]]:
         drafts = self.memory.drafts.settled()
@@ -396,7 +397,7 @@ class LlamaBackend:
         struct.n_tokens = n
         self.outputs.set(())
         self.control.run(lambda: self._decode(struct))
-        memory.evaluated()
+        memory.rollbacks.record()
         memory.drafts.evaluated(items, n)
 
     def _decode(self, batch: Any) -> int:

@@ -124,7 +124,7 @@ def restores(backend: Backend, n: int, n_vocab: int, *, hold: bool = False) -> b
         return False
     finally:
         memory.clear(0)
-        memory.release_all()
+        memory.cells.release_all()
 
 
 def pool_trial(backend: Backend, n_vocab: int, *, on_gpu: bool) -> list[Block]:

@@ -269,6 +269,6 @@ def test_an_end_that_cannot_be_kept_leaves_nothing_on_the_device(
     assert ask(engine, prompt_of(20, 300), 4).done is not None
     assert not len(cache.ends)
     ask(engine, prompt_of(21, 50), 4)
-    assert backend.memory.n_held >= 256, "no sequence has the cells of its snapshots now"
+    assert backend.memory.cells.n_held >= 256, "no sequence has the cells of its snapshots now"
     cache.clear()
-    assert backend.memory.n_held == 0
+    assert backend.memory.cells.n_held == 0

@@ -71,7 +71,7 @@ def backend_of(open_model: Callable[..., Loaded]) -> Callable[..., LlamaBackend]
 def engine_on(
     backend: LlamaBackend, directory: Path | None = None, *, exact: bool = True
 ) -> Engine:
-    backend.memory.release_all()
+    backend.memory.cells.release_all()
     empty(backend)
     tier = (
         tier_on(directory, backend.memory.identity, min_tokens=32)

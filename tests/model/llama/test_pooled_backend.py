@@ -241,7 +241,7 @@ def test_a_context_may_be_smaller_than_the_trial(model_path: Callable[[str], Pat
     Engine(
         loaded.backend, RamCache(1, 0), EngineSettings()
     ).prepare()  # no more than there is room for
-    assert loaded.backend.memory.n_tokens(0) == 0
+    assert loaded.backend.memory.cells.n_tokens(0) == 0
     loaded.backend.unload()
 
 

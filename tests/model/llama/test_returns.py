@@ -47,7 +47,7 @@ def check(engine: Engine, backend: LlamaBackend) -> None:
         "rows are held for the cache alone"
     )
     assert all(segment.held is not None or segment.rows.size for segment in cache.segments())
-    assert engine.cells.n_used + backend.memory.n_held <= backend.facts.n_cells
+    assert engine.cells.n_used + backend.memory.cells.n_held <= backend.facts.n_cells
 
 
 SHAPES = [
@@ -118,6 +118,6 @@ def test_bits_are_those_of_a_cold_run_when_device_and_ram_are_full(
     assert totals.n_cached["ram"] > 0
     assert totals.failed_restores == 0
     assert (counts.lost > 0 or engine.prefix_cache.cache.n_evicted > 0) == (budget is not None)
-    backend.memory.release_all()
+    backend.memory.cells.release_all()
     for prompt, found in asked:
         assert (bits(backend, None, prompt) == found).all()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from pyctl.llama.library.bindings import api
 from pyctl.llama.library.native import KVState, RowStore
 from pyctl.llama.llama_backend import LlamaBackend
 from pyctl.llama.loader import Loaded, load
@@ -53,7 +54,9 @@ def store(model_path: Callable[[str], object]) -> Iterator[Callable[..., Store]]
         opened.append(backend)
         backend.evaluate(0, as_tokens([1]), 0)
         address = ctypes.cast(backend.ctx, ctypes.c_void_p).value or 0
-        backend.memory.kv = KVState(address, marks=marks, lag=lag)
+        kv_state = KVState(address, marks=marks, lag=lag)
+        backend.memory.attach(kv_state, backend.facts, int(api.llama_n_rs_seq(backend.ctx)))
+        del kv_state
         backend.memory.store = RowStore(backend.memory.kv, n_ctx, resident, stages)
         backend.memory.kv.clear(0)
         return Store(backend)

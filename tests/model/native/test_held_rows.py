@@ -18,7 +18,7 @@ from pyctl.engine.backend import SequenceTokens
 from pyctl.errors import OutOfCellsError, StateError, UnavailableError
 from pyctl.llama.llama_backend import LlamaBackend
 from pyctl.llama.loader import Loaded
-from pyctl.llama.memory.context_memory import DeviceRows
+from pyctl.llama.memory.context_cells import DeviceRows
 from pyctl.prompt import Tokens, as_tokens
 from tests.effort import examples
 from tests.model.native.test_kv_state import library_state
@@ -61,7 +61,7 @@ def run(backend: LlamaBackend, tokens: Tokens, start: int = 0, seq: int = 0) -> 
 
 
 def held_block(backend: LlamaBackend, held: DeviceRows, first: int, last: int) -> Block:
-    block = backend.memory.fetch(held, first, last)
+    block = backend.memory.cells.fetch(held, first, last)
     backend.memory.synchronize()
     return block
 
@@ -93,24 +93,24 @@ def test_two_conversations_in_turn_equal_cold_runs(backend: LlamaBackend) -> Non
         backend.memory.clear(0)
     for tokens in prompts:
         run(backend, tokens[:n])
-        held.append(backend.memory.hold(0, 0, n))
+        held.append(backend.memory.cells.hold(0, 0, n))
         states.append(backend.memory.save_state(0, n))
         backend.memory.clear(0)
-    assert backend.memory.n_free == N_CELLS - 2 * n
+    assert backend.memory.cells.n_free == N_CELLS - 2 * n
     for turn in (0, 1, 1, 0):
         backend.memory.restore(0, 0, [(Rows(held[turn]), 0, n)])
         put_state(backend, 0, n, states[turn])
-        assert backend.memory.n_free == N_CELLS - 2 * n
+        assert backend.memory.cells.n_free == N_CELLS - 2 * n
         warm = run(backend, prompts[turn], n)
         assert all((a == b).all() for a, b in zip(warm, cold[turn], strict=True))
-        assert backend.memory.n_free == N_CELLS - 2 * n - rest
+        assert backend.memory.cells.n_free == N_CELLS - 2 * n - rest
         backend.memory.clear(0)
     for rows in held:
-        backend.memory.release(rows)
-        backend.memory.release(rows)
-    assert backend.memory.n_free == N_CELLS
+        backend.memory.cells.release(rows)
+        backend.memory.cells.release(rows)
+    assert backend.memory.cells.n_free == N_CELLS
     with pytest.raises(StateError, match="no longer held"):
-        backend.memory.fetch(held[0], 0, n)
+        backend.memory.cells.fetch(held[0], 0, n)
 
 
 @pytest.mark.parametrize("short", [64, 322, 323, 512])
@@ -126,11 +126,11 @@ def test_places_change_where_no_cell_is_free(backend: LlamaBackend, short: int) 
     blocks = []
     for seq, n in enumerate(sizes):
         run(backend, tokens_of(seq, n), seq=seq)
-        held.append(backend.memory.hold(seq, 0, n))
+        held.append(backend.memory.cells.hold(seq, 0, n))
         blocks.append(saved_block(backend, seq, 0, n))
     for seq in (0, 1):
         backend.memory.clear(seq)
-    assert backend.memory.n_free == 0
+    assert backend.memory.cells.n_free == 0
     for turn in (1, 0, 1, 0, 0):
         n = sizes[turn]
         backend.memory.restore(0, 0, [(Rows(held[turn]), 0, n)])
@@ -141,7 +141,7 @@ def test_places_change_where_no_cell_is_free(backend: LlamaBackend, short: int) 
             backend.evaluate(1, tokens_of(3, 1), 0)
         backend.memory.clear(0)
     for rows in held:
-        backend.memory.release(rows)
+        backend.memory.cells.release(rows)
 
 
 @each_layout
@@ -165,16 +165,16 @@ def test_a_conversation_takes_over_the_cells_of_another(backend: LlamaBackend) -
         )
         rows = cold[0]
         state = backend.memory.save_state(0, end)
-        held = backend.memory.hold(0, 0, end)
+        held = backend.memory.cells.hold(0, 0, end)
         backend.memory.clear(0)
         backend.evaluate(0, tokens_of(9, 1), 0)  # elsewhere for a while
         for source in (held, rows):
             backend.memory.clear(0)
             run(backend, tokens[:fork])
             run(backend, other[:n_other], fork)
-            before = backend.memory.n_free
+            before = backend.memory.cells.n_free
             backend.memory.rewind(0, fork)
-            assert backend.memory.n_free == before + n_other - fork
+            assert backend.memory.cells.n_free == before + n_other - fork
             backend.memory.restore(0, fork, [(Rows(source), fork, end)])
             put_state(backend, 0, end, state)
             assert (saved_block(backend, 0, 0, end) == rows).all()
@@ -182,9 +182,9 @@ def test_a_conversation_takes_over_the_cells_of_another(backend: LlamaBackend) -
                 "the cells differ from those of a cold run"
             )
             assert (held_block(backend, held, 0, end) == rows).all()
-        backend.memory.release(held)
+        backend.memory.cells.release(held)
         backend.memory.clear(0)
-    assert backend.memory.n_free == N_CELLS
+    assert backend.memory.cells.n_free == N_CELLS
 
 
 @one_hybrid
@@ -196,18 +196,18 @@ def test_a_few_free_cells_are_enough(backend: LlamaBackend) -> None:
     backend.memory.clear(0)
     run(backend, tokens_of(2, N_CELLS - n))
     block = saved_block(backend, 0, 0, N_CELLS - n)
-    held = backend.memory.hold(0, 0, N_CELLS - n)
+    held = backend.memory.cells.hold(0, 0, N_CELLS - n)
     backend.memory.clear(0)
     backend.memory.restore(0, 0, [(Rows(small), 0, n)])
-    assert backend.memory.n_free == 0
+    assert backend.memory.cells.n_free == 0
     assert (saved_block(backend, 0, 0, n) == small).all()
     assert (held_block(backend, held, 0, N_CELLS - n) == block).all()
     backend.memory.clear(0)
     # Some from RAM and some that are held: there are free cells, and cells that are left.
     backend.memory.restore(0, 0, [(Rows(small), 0, n), (Rows(held), n, 2 * n)])
-    assert backend.memory.n_free == 0
+    assert backend.memory.cells.n_free == 0
     assert (held_block(backend, held, 0, N_CELLS - n) == block).all()
-    backend.memory.release(held)
+    backend.memory.cells.release(held)
 
 
 @one_hybrid
@@ -217,18 +217,18 @@ def test_what_is_evaluated_finds_its_cells_ready(backend: LlamaBackend) -> None:
     """
     n = 300
     run(backend, tokens_of(1, n))
-    held = backend.memory.hold(0, 0, n)
+    held = backend.memory.cells.hold(0, 0, n)
     block = saved_block(backend, 0, 0, n)
     backend.memory.clear(0)
     backend.evaluate(0, tokens_of(2, 1), 0)
     assert (held_block(backend, held, 0, n) == block).all()
     for position in range(1, N_CELLS - n):
         backend.decode([SequenceTokens(0, (position % 250,), position)])
-    assert backend.memory.n_free == 0
+    assert backend.memory.cells.n_free == 0
     assert (held_block(backend, held, 0, n) == block).all()
     with pytest.raises(OutOfCellsError):
         backend.decode([SequenceTokens(0, (1,), N_CELLS - n)])
-    backend.memory.release(held)
+    backend.memory.cells.release(held)
     backend.decode([SequenceTokens(0, (1,), N_CELLS - n)])
 
 
@@ -236,14 +236,14 @@ def test_an_evaluation_that_is_stopped_leaves_held_rows(open_model: Callable[...
     backend = open_model("tiny-hybrid", n_ctx=N_CELLS, n_ubatch=BATCH).backend
     n = 2 * BATCH
     run(backend, tokens_of(1, n))
-    held = backend.memory.hold(0, 0, n)
+    held = backend.memory.cells.hold(0, 0, n)
     block = saved_block(backend, 0, 0, n)
     backend.memory.clear(0)
     backend.control.interrupt()
     with pytest.raises(UnavailableError):
         backend.evaluate(0, tokens_of(2, BATCH), 0)
     assert (held_block(backend, held, 0, n) == block).all()
-    assert backend.memory.n_free == N_CELLS - n
+    assert backend.memory.cells.n_free == N_CELLS - n
 
 
 @one_hybrid
@@ -251,15 +251,15 @@ def test_rows_that_are_not_there_cannot_be_held(backend: LlamaBackend) -> None:
     run(backend, tokens_of(1, BATCH))
     for first, last in ((0, BATCH + 1), (BATCH, BATCH + 1), (5, 5), (6, 5), (-1, 3)):
         with pytest.raises(StateError):
-            backend.memory.hold(0, first, last)
-    held = backend.memory.hold(0, 10, 20)
+            backend.memory.cells.hold(0, first, last)
+    held = backend.memory.cells.hold(0, 10, 20)
     for first, last in ((9, 12), (12, 21), (15, 15)):
         with pytest.raises(StateError):
-            backend.memory.fetch(held, first, last)
+            backend.memory.cells.fetch(held, first, last)
         with pytest.raises(StateError):
             backend.memory.restore(1, first, [(Rows(held), first, last)])
-    backend.memory.release(held)
-    assert backend.memory.n_own(held, 10, 20) == 0
+    backend.memory.cells.release(held)
+    assert backend.memory.cells.n_own(held, 10, 20) == 0
 
 
 @dataclass
@@ -372,16 +372,16 @@ class Machine:
 
     def hold(self, seq: int, first: int, last: int) -> None:
         if first < last:
-            held = self.backend.memory.hold(seq, first, last)
+            held = self.backend.memory.cells.hold(seq, first, last)
             self.model.held[held] = (first, self.model.seqs[seq][first:last])
 
     def release(self, held: DeviceRows) -> None:
         first, rows = self.model.held.pop(held)
         others = self.model.kept | self.model.live
-        assert self.backend.memory.n_own(held, first, first + len(rows)) == sum(
+        assert self.backend.memory.cells.n_own(held, first, first + len(rows)) == sum(
             row not in others for row in rows
         )
-        self.backend.memory.release(held)
+        self.backend.memory.cells.release(held)
 
     def load(self, seq: int, held: DeviceRows, last: int, from_ram: bool) -> None:
         """Append what ``held`` has, up to ``last``, where ``seq`` ends within it or at its
@@ -419,7 +419,7 @@ class Machine:
     def check(self) -> None:
         backend = self.backend
         model = self.model
-        assert backend.memory.n_free == model.n_free
+        assert backend.memory.cells.n_free == model.n_free
         for held, (first, rows) in model.held.items():
             block = held_block(backend, held, first, first + len(rows))
             assert each_row(backend, block, len(rows)) == [model.bytes[row] for row in rows]
@@ -457,21 +457,21 @@ def test_rows_from_ram_find_the_cells_that_later_rows_leave(
     )
     backend.memory.clear(0)
     backend.memory.restore(0, 0, [(Rows(others), 0, n), (Rows(rest), n, 2 * n)])
-    held_rest = backend.memory.hold(0, n, 2 * n)
+    held_rest = backend.memory.cells.hold(0, n, 2 * n)
     backend.memory.rewind(0, n)
     backend.memory.restore(
         0, n, [(Rows(between), n, 2 * n)]
     )  # in the cells of what is held, which moves up
-    held_others = backend.memory.hold(0, 0, n)
+    held_others = backend.memory.cells.hold(0, 0, n)
     backend.memory.rewind(0, 0)
-    assert backend.memory.n_free == n
+    assert backend.memory.cells.n_free == n
     backend.memory.restore(0, 0, [(Rows(wanted), 0, n), (Rows(held_rest), n, 2 * n)])
-    assert backend.memory.n_free == 0
+    assert backend.memory.cells.n_free == 0
     assert (saved_block(backend, 0, 0, n) == wanted).all()
     assert (saved_block(backend, 0, n, 2 * n) == rest).all()
     assert (held_block(backend, held_others, 0, n) == others).all()
     for held in (held_others, held_rest):
-        backend.memory.release(held)
+        backend.memory.cells.release(held)
 
 
 TWO_CACHES = pytest.param(("tiny-minimax-m3", {"flash_attn": "on"}), id="tiny-minimax-m3")
@@ -549,7 +549,7 @@ def test_any_order_of_calls_keeps_all_rows(backend: LlamaBackend, data: st.DataO
             machine.check()
     finally:
         for held in model.held:
-            backend.memory.release(held)
+            backend.memory.cells.release(held)
         for seq in range(n_seqs):
             backend.memory.clear(seq)
-        assert backend.memory.n_free == N_CELLS
+        assert backend.memory.cells.n_free == N_CELLS

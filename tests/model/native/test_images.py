@@ -233,11 +233,11 @@ def test_held_rows_come_back_beside_others(backend: LlamaBackend) -> None:
     for talk in talks:
         backend.memory.clear(0)
         talk.run(backend, [end for end in talk.ends() if end <= n])
-        helds.append(backend.memory.hold(0, 0, n))
+        helds.append(backend.memory.cells.hold(0, 0, n))
         states.append(backend.memory.save_state(0, n))
         saved = backend.memory.save_rows(0, 0, n).block
-        fetched = backend.memory.fetch(helds[-1], 0, n)
-        part = backend.memory.fetch(helds[-1], 50, 60)
+        fetched = backend.memory.cells.fetch(helds[-1], 0, n)
+        part = backend.memory.cells.fetch(helds[-1], 50, 60)
         backend.memory.synchronize()
         assert (saved == fetched).all()
         assert (

@@ -317,7 +317,7 @@ def test_a_prefix_without_cells_leaves_nothing(open_model: Callable[..., Loaded]
         small.evaluate(1, tokens[start : start + 64], start)
     with pytest.raises(OutOfCellsError):
         small.memory.restore(0, 64, [(Rows(rows), 64, 200)], state)
-    assert (small.memory.n_tokens(0), small.memory.n_tokens(1)) == (0, 128)
+    assert (small.memory.cells.n_tokens(0), small.memory.cells.n_tokens(1)) == (0, 128)
     small.memory.clear(1)
     small.memory.restore(0, 0, [(Rows(rows), 0, 200)], state)
     small.memory.clear(0)
@@ -586,4 +586,4 @@ def test_a_model_without_a_window_has_none_to_save_or_load(backend: LlamaBackend
     for block in (state, state[:64]):
         with pytest.raises(StateError, match="no window"):
             checked(backend.memory.kv.load, 0, 50, [], block, [(state, 0, 50)])
-    assert backend.memory.n_tokens(0) == 50
+    assert backend.memory.cells.n_tokens(0) == 50

@@ -233,32 +233,32 @@ def test_drafts_and_marks_leave_what_is_held_and_are_no_different_beside_it(
     """
     prompt(backend, 0, 1)
     expected = drafted(backend, 3, lambda: None)
-    ends = backend.memory.n_tokens(0)
+    ends = backend.memory.cells.n_tokens(0)
     backend.memory.clear(0)
 
     # Another conversation had the low cells, and leaves about as many free as this one needs.
     n = backend.facts.n_cells - ends - n_free
     for start in range(0, n, 64):
         backend.evaluate(1, tokens(9, n)[start : start + 64], start)
-    other = backend.memory.hold(1, 0, n)
+    other = backend.memory.cells.hold(1, 0, n)
     own_end = N
     before = backend.memory.save_rows(1, 0, n).block
     backend.memory.synchronize()
     backend.memory.clear(1)
     prompt(backend, 0, 1)
-    own = backend.memory.hold(0, 0, own_end)
+    own = backend.memory.cells.hold(0, 0, own_end)
     mine = backend.memory.save_rows(0, 0, own_end).block
     backend.memory.synchronize()
 
     def look() -> None:
         for held, block, last in ((other, before, n), (own, mine, own_end)):
-            found = backend.memory.fetch(held, 0, last)
+            found = backend.memory.cells.fetch(held, 0, last)
             backend.memory.synchronize()
             assert np.array_equal(found, block)
 
     assert same(drafted(backend, 3, look), expected)
-    assert backend.memory.n_tokens(0) == ends
-    assert backend.memory.n_held == n, "its own rows lie where the sequence has them"
+    assert backend.memory.cells.n_tokens(0) == ends
+    assert backend.memory.cells.n_held == n, "its own rows lie where the sequence has them"
     state = backend.memory.save_state(0, ends)
     last = backend.memory.save_rows(0, own_end, ends).block
     backend.memory.synchronize()
@@ -266,4 +266,4 @@ def test_drafts_and_marks_leave_what_is_held_and_are_no_different_beside_it(
     backend.memory.restore(0, 0, [(Rows(own), 0, own_end), (Rows(last), own_end, ends)])
     backend.memory.restore(0, ends, (), state)
     look()
-    backend.memory.release_all()
+    backend.memory.cells.release_all()

@@ -168,7 +168,9 @@ def test_the_library_has_its_own_graph_back(
     api.llama_memory_clear(memory, True)
     made.rows.clear(0)
     assert_same(made.run(tokens, ends=ends), wanted)
-    backend.memory.kv = KVState(ctypes.cast(backend.ctx, ctypes.c_void_p).value or 0)
+    kv_state = KVState(ctypes.cast(backend.ctx, ctypes.c_void_p).value or 0)
+    backend.memory.attach(kv_state, backend.facts, n_planes=0)
+    del kv_state
     backend.memory.store = None
     api.llama_memory_clear(memory, True)
     assert_same(

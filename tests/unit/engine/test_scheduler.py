@@ -90,7 +90,7 @@ def check_held(engine: Engine, backend: FakeBackend) -> None:
             "rows that are nowhere"
         )
         assert segment.held is None or segment.held.n_cells == segment.tokens.size
-    assert engine.cells.n_used + backend.memory.n_held <= backend.facts.n_cells
+    assert engine.cells.n_used + backend.memory.cells.n_held <= backend.facts.n_cells
 
 
 def alone(

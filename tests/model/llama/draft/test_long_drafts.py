@@ -147,7 +147,7 @@ def test_beyond_what_was_drafted_there_is_no_way_back(opened: Opened, name: str)
         backend.decode([SequenceTokens(0, tokens(3, 40), N, 2)])
         with pytest.raises(StateError):
             backend.memory.rollback(0, n)
-        assert backend.memory.n_tokens(0) == 0, "the sequence is empty"
+        assert backend.memory.cells.n_tokens(0) == 0, "the sequence is empty"
     prefill(backend)
     backend.decode([SequenceTokens(0, tokens(3, 40), N, 2)])
     assert backend.memory.rollback(0, N + 2) == N
@@ -318,7 +318,7 @@ class RandomSequences:
                 seq, (*self.pending[seq], 77), len(self.held[seq]), len(self.pending[seq]) + 1
             )
             tokens = [*self.held[seq], *probe.tokens]
-            assert self.backend.memory.n_tokens(seq) == len(self.held[seq])
+            assert self.backend.memory.cells.n_tokens(seq) == len(self.held[seq])
             self.backend.decode([probe])
             ours = self.backend.logits(0)
             self.held[seq] = tokens

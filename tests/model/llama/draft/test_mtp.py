@@ -413,7 +413,7 @@ class Walk:
         self.random.choice(
             (self.draft, self.draft, self.plain, self.batch, self.resume, self.waste, self.other)
         )()
-        assert self.backend.memory.n_tokens(0) == len(self.tokens)
+        assert self.backend.memory.cells.n_tokens(0) == len(self.tokens)
 
     def draft(self) -> None:
         sure = self.some(self.random.choice((1, 1, 1, 2)))
