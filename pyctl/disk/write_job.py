@@ -33,7 +33,7 @@ class JobState(Enum):
     COPYING = auto()
     """The cache evicted the snapshot: its rows are being copied from the device to RAM."""
 
-    REFUSED = auto()
+    PARKED = auto()
     """The disk refused it, and only the device has its rows: the end of the server tries again."""
 
     CANCELLED = auto()
@@ -48,7 +48,7 @@ CHANGES: Mapping[JobState, frozenset[JobState]] = {
         {
             JobState.NEEDS_ROWS,  # a turn reached a segment that only the device has
             JobState.COPYING,  # evicted
-            JobState.REFUSED,  # a turn failed
+            JobState.PARKED,  # a turn failed
             JobState.CANCELLED,
             JobState.ENDED,  # written, or given up before its first turn
         }
@@ -67,7 +67,7 @@ CHANGES: Mapping[JobState, frozenset[JobState]] = {
             JobState.ENDED,  # given up, or its last turn was running when it was evicted
         }
     ),
-    JobState.REFUSED: frozenset(
+    JobState.PARKED: frozenset(
         {
             JobState.READY,  # the server ends
             JobState.COPYING,  # evicted: RAM gets the rows, so that no further try costs a copy
@@ -122,6 +122,16 @@ class WriteJob:
         return self.state is JobState.CANCELLED
 
     @property
+    def is_selected(self) -> bool:
+        """True unless `deselect` was called."""
+        return self.snapshot.facts.for_disk
+
+    @property
+    def is_evicted(self) -> bool:
+        """True if the cache has evicted the snapshot, so that the job alone has its rows."""
+        return self.n_bytes > 0
+
+    @property
     def needs_device_rows(self) -> bool:
         """True if the job needs rows that only the device has, or had."""
         return any(segment.held is not None for segment in self.snapshot.chain)
@@ -129,7 +139,7 @@ class WriteJob:
     @property
     def has_bytes(self) -> bool:
         """True if some RAM would be free without the job."""
-        return self.n_bytes > 0 or any(each.rows.size for each in self.snapshot.chain)
+        return self.is_evicted or any(each.rows.size for each in self.snapshot.chain)
 
     @property
     def rank(self) -> tuple[bool, bool, bool, float]:
@@ -140,7 +150,7 @@ class WriteJob:
         chose it.
         """
         value = self.worth if self.is_chosen else self.worth / max(self.n_bytes, 1)
-        return self.is_cancelled, self.is_chosen, self.n_bytes > 0, value
+        return self.is_cancelled, self.is_chosen, self.is_evicted, value
 
     def take_rows(self, original: Snapshot, rows_of: RowsOf) -> None:
         """Take all rows that are still to be written, before the cache drops them.
@@ -174,8 +184,13 @@ class WriteJob:
         (block,) = rows_of([original.segment_at(min(segment.end, original.n))])
         return block
 
-    def drop_copied_rows(self) -> None:
-        """Drop the rows that were copied from the device for a turn: the cache still has them."""
+    def restart(self) -> None:
+        """Start again at the first segment, with a new write, in the next turn.
+
+        The rows that were copied from the device for a turn are dropped: the cache still has them.
+        """
+        self.writing = None
+        self.next_segment = None
         for segment in self.snapshot.chain:
             if segment.held is not None:
                 segment.rows = NOTHING

@@ -64,6 +64,9 @@ log = logging.getLogger(__name__)
 RETRY_SECONDS = 60.0
 """Pause after the disk refused a write, and between two warnings of lost snapshots."""
 
+GIVEN_UP = (NotWrittenError, StateError)
+"""Errors of jobs that can no longer be written; the disk works."""
+
 LAST_SECONDS = 1.0
 """Time at the end of closing in which no further segment is written, for the one that runs."""
 
@@ -87,8 +90,9 @@ class WriteQueue:
     ``on_rows_needed`` is called on the writing thread, and other jobs have their turns until
     `supply_rows` supplies them. Evicted snapshots that no policy chose are limited to MAX_SPILLED
     and ``max_bytes``: those of the lowest worth per byte are dropped, with a warning once a minute.
-    An OSError (a full or read-only disk) is a warning: jobs stay queued for the next attempt,
-    RETRY_SECONDS later, and the server continues from RAM.
+    An OSError (a full or read-only disk) is a warning, and the server continues from RAM. A job
+    that it hits is retried RETRY_SECONDS later; one that needs rows of the device is parked until
+    the queue closes; other errors, and a last try, give the job up.
 
     Attributes:
         on_rows_needed: The function to call when a job needs rows of the device.
@@ -165,7 +169,7 @@ class WriteQueue:
                 copy = copy_of(snapshot)
                 job = WriteJob(copy, weakref.ref(snapshot), False, worth, JobState.COPYING)
                 self._jobs[job] = None
-            elif job.n_bytes:
+            elif job.is_evicted:
                 return  # it has all rows already
             elif job.needs_device_rows:
                 job.change(JobState.COPYING)
@@ -217,7 +221,7 @@ class WriteQueue:
     def is_draining_device(self) -> bool:
         """True if rows that only the device has are being written, and the disk takes them."""
         with self._changed:
-            pending = (job for job in self._jobs if job.state is not JobState.REFUSED)
+            pending = (job for job in self._jobs if job.state is not JobState.PARKED)
             is_pending = any(job.needs_device_rows for job in pending)
             return is_pending and self._clock() - self._progress_at < STALL_SECONDS
 
@@ -271,9 +275,9 @@ class WriteQueue:
         """Wait until nothing more can be written now, ``timeout`` seconds at most; return False if
         something is left.
 
-        Jobs that need rows of the device, or were refused without them, do not count.
+        Jobs that need rows of the device, or are parked without them, do not count.
         """
-        waiting = (JobState.NEEDS_ROWS, JobState.REFUSED)
+        waiting = (JobState.NEEDS_ROWS, JobState.PARKED)
         with self._changed:
             self._changed.wait_for(lambda: not self._has_work(), timeout)
             is_left = any(job.state not in waiting for job in self._jobs)
@@ -289,7 +293,7 @@ class WriteQueue:
         """Write all, then stop the thread; return False if a chosen snapshot is left, or the thread
         still runs after ``timeout`` seconds.
 
-        ``flush_copies`` calls `supply_rows`. Refused snapshots are tried once more. A running write
+        ``flush_copies`` calls `supply_rows`. Parked snapshots are tried once more. A running write
         ends with its segment, or the process leaves its temp file.
         """
         deadline = time.monotonic() + timeout
@@ -388,11 +392,11 @@ class WriteQueue:
             self._changed.notify_all()
 
     def _begin_last_try(self) -> None:
-        """Try refused jobs once more, and from now on refuse none."""
+        """Try parked jobs once more, and from now on park none."""
         with self._changed:
             self._is_last_try = True
             for job in self._jobs:
-                if job.state is JobState.REFUSED:
+                if job.state is JobState.PARKED:
                     job.change(JobState.READY)
         self.retry()
 
@@ -492,30 +496,44 @@ class WriteQueue:
                 self.spilled = self.spilled.plus(n_bytes)
 
     def _fail(self, job: WriteJob, error: Exception) -> None:
-        """Leave ``job`` in the queue if the disk may take it later, or else give it up."""
+        """End a turn that failed: retry the job, park it, or give it up."""
         assert job.writing is not None
         with suppress(OSError):
             job.writing.close()
+        is_disk_error = isinstance(error, OSError)
         if isinstance(error, OSError):
             self._back_off(error)
-        elif not isinstance(error, (NotWrittenError, StateError)):
+        elif not isinstance(error, GIVEN_UP):
             self.n_failed += 1
             log.error("cannot write the snapshot at %d tokens", job.snapshot.n, exc_info=error)
         with self._changed:
-            job.drop_copied_rows()
-            job.writing = None
-            job.next_segment = None
-            is_selected = job.snapshot.facts.for_disk
-            if isinstance(error, OSError) and is_selected and not self._is_last_try:
-                if job.state is JobState.READY and job.needs_device_rows:
-                    job.change(JobState.REFUSED)
-                return
-            if is_selected and job.needs_device_rows:
-                self.n_dropped += 1
-                if isinstance(error, (NotWrittenError, StateError)):
-                    log.warning("prefix of %d tokens not written: %s", job.snapshot.n, error)
-                    job.mark_handled()
-            self._end(job)
+            if not is_disk_error or not job.is_selected or self._is_last_try:
+                self._give_up(job, error)
+            elif job.state is JobState.READY and job.needs_device_rows:
+                self._park(job)
+            else:
+                self._retry(job)
+
+    def _retry(self, job: WriteJob) -> None:
+        """Leave ``job`` in the queue: after the pause it starts again at its first segment."""
+        job.restart()
+
+    def _park(self, job: WriteJob) -> None:
+        """Leave ``job`` until the queue closes: each further try would copy its rows from the
+        device again.
+        """
+        job.restart()
+        job.change(JobState.PARKED)
+
+    def _give_up(self, job: WriteJob, error: Exception) -> None:
+        """Take ``job`` out of the queue unwritten, and count it if its rows may be lost."""
+        job.restart()  # which frees copies of rows
+        if job.is_selected and job.needs_device_rows:
+            self.n_dropped += 1
+            if isinstance(error, GIVEN_UP):
+                log.warning("prefix of %d tokens not written: %s", job.snapshot.n, error)
+                job.mark_handled()
+        self._end(job)
 
     def _back_off(self, error: OSError) -> None:
         """Write nothing for a while, since the disk refused."""

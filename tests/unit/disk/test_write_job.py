@@ -86,7 +86,7 @@ def test_an_evicted_job_takes_the_rows_from_its_next_segment_on() -> None:
     assert [each.held for each in (middle, top)] == [None, None]
     assert not bottom.rows.size, "it is written already"
     assert job.needs_device_rows
-    job.drop_copied_rows()
+    job.restart()
     assert all(each.rows.size for each in (middle, top)), "the job alone has these"
 
 
