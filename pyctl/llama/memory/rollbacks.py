@@ -4,8 +4,8 @@ There are three ways back:
 
   cut      Rows alone are the sequence: llama.cpp drops those after any position.
   planes   A recurrent cell keeps the states after its last tokens of an evaluation
-           (`llama_n_rs_seq` of them): llama.cpp goes back to one of these.
-  mark     `KVState.mark` copies the state before an evaluation: the sequence goes back to its
+           (`llama_n_rs_seq` of them): llama.cpp returns to one of these.
+  mark     `KVState.mark` copies the state before an evaluation: the sequence returns to its
            start, and its sure tokens are evaluated again.
 """
 

@@ -1,6 +1,6 @@
 """The states of a context's sequences: a class for each kind of memory.
 
-A state is what a sequence needs beside its rows to continue at its end. Why the kinds differ:
+A state is what a sequence needs, together with its rows, to continue at its end. Why kinds differ:
 
   attention  Rows are all that later tokens read, so there is no state.
   hybrid     A recurrent layer folds all tokens into one cell of `llama_memory_recurrent`: a state
@@ -88,7 +88,7 @@ class SequenceStates(Protocol):
 
 
 class AttentionStates:
-    """No states: rows suffice."""
+    """States of a memory whose rows suffice: all are empty."""
 
     kind: Kind = "attention"
     fixed_bytes = 0
@@ -148,7 +148,7 @@ class WindowedStates:
 
         n_bytes = head + n_rows * row_bytes,  n_rows <= window
 
-    llama.cpp has no planes for the rows, so no rollback goes back without a mark.
+    llama.cpp has no planes for the rows, so each rollback needs a mark.
     """
 
     kind: Kind = "hybrid"

@@ -1,4 +1,4 @@
-"""The cells of a context: rows that are held, and what is left when the context is closed."""
+"""The cells of a context: rows that are held, also when the context is closed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far drafts can be taken back: by a cut, by planes, by a mark, and each once."""
+"""Rollbacks of drafts: by a cut, by planes, by a mark, and each once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The states of each kind of memory: their sizes, what is saved, and what is loaded again."""
+"""The states of each kind of memory: their sizes, their saved bytes, and the bytes to load."""
 
 from __future__ import annotations
 
