@@ -390,13 +390,13 @@ def view_of(
                 shared=shared,
             )
         )
-    budget = -1 if cache.budget is None else cache.budget
+    budget = -1 if cache.budget.limit is None else cache.budget.limit
     copied = CacheStats(**asdict(totals))
     return CacheView(
-        cache.n_slots,
+        cache.budget.n_slots,
         cache.n_bytes,
         budget,
-        cache.n_evicted,
+        cache.evictor.n_evicted,
         copied,
         tuple(views),
         disk.view() if disk else None,

@@ -22,8 +22,8 @@ def _of_names(cache: RamCache) -> Iterator[str]:
     kept = cache.snapshots()
     if set(kept) != {node.key for node in cache.tree}:
         yield "the tree has other snapshots than the cache"
-    if cache.n_slots and len(kept) + len(cache.ends) > cache.n_slots:
-        yield f"{len(kept) + len(cache.ends)} snapshots, at most {cache.n_slots} are allowed"
+    if cache.budget.n_slots and len(kept) + len(cache.ends) > cache.budget.n_slots:
+        yield f"{len(kept) + len(cache.ends)} snapshots, at most {cache.budget.n_slots} are allowed"
     for snapshot in [*kept, *cache.ends]:
         if PromptMatch(snapshot.last_tokens(snapshot.n)).prefix(snapshot.n) != snapshot.prefix:
             yield f"{snapshot.prefix.name} holds tokens that do not match its name"
@@ -61,5 +61,7 @@ def _of_sizes(cache: RamCache) -> Iterator[str]:
     n_bytes += sum(shared.values())
     if cache.n_bytes != n_bytes:
         yield f"counts {cache.n_bytes} bytes, {n_bytes} are there"
-    if cache.budget is not None and n_bytes > cache.budget and not (cache.retained or cache.pinned):
-        yield f"{n_bytes} bytes, at most {cache.budget} are allowed"
+    limit = cache.budget.limit
+    may_exceed = cache.retained or cache.pinned
+    if limit is not None and n_bytes > limit and not may_exceed:
+        yield f"{n_bytes} bytes, at most {limit} are allowed"

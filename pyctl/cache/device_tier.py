@@ -8,7 +8,7 @@ if the victims are worth more, all snapshots that need the segment are evicted i
 copy to RAM starts, and its block enters the pool. Last, the cells are released, although the copy
 may still run: later evaluations wait for it before they write to these cells
 (csrc/device/transfer.h). The memory may load such a block at once. Another thread may read it only
-after `synchronize`, which `DeviceTier.rows_now` and `WriteBack` call.
+after `synchronize`, which `DeviceCopies.rows_now` and `WriteBack` call.
 
 An eviction may release more than its own segment: when the last snapshot that needs a segment goes,
 the pool calls `DeviceTier._release`. Loops over segments therefore test whether the device still
@@ -19,22 +19,21 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
-import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from pyctl.cache.ports import MAX_UNWRITTEN_BYTES, SequenceMemory
+from pyctl.cache.device_copies import DeviceCopies
+from pyctl.cache.ports import SequenceMemory
 from pyctl.cache.positions import clip_reply_spans, ends_within, last_end
 from pyctl.cache.ram import RamCache
 from pyctl.cache.sequence import Coverage, LiveSequence
-from pyctl.cache.snapshot import NOTHING, Block, Segment, Snapshot, needed_by
+from pyctl.cache.snapshot import NOTHING, Segment, Snapshot, needed_by
 from pyctl.errors import StateError
 from pyctl.prompt import as_tokens
 from pyctl.settings.limit import limit
 
-__all__ = ["DeviceCounts", "DeviceTier", "MakeRoom", "max_unwritten"]
+__all__ = ["DeviceCounts", "DeviceTier", "MakeRoom"]
 
 log = logging.getLogger(__name__)
 
@@ -43,20 +42,6 @@ MakeRoom: TypeAlias = Callable[[int, int], bool]
 few.
 """
 
-UNWRITTEN_PART = 2
-"""Rows of the device that wait to be written may take RAM on top of the cache: its budget over
-this.
-"""
-
-
-SPARE_STATES = 4
-SPARE_PART = 4
-"""Rows that wait leave room for so many states, or this part of what may wait, whichever is less:
-without memory that is ready a state takes a hundred milliseconds to be saved instead of six
-(bench/results/gpu-long.md).
-"""
-
-
 PIECE_BYTES = limit(
     2**28,
     "rows copied from the device in one segment",
@@ -64,13 +49,6 @@ PIECE_BYTES = limit(
     "memory",
     "bytes",
 )
-
-
-def max_unwritten(budget: int | None) -> int:
-    """Return the maximum of bytes that may wait for the disk, on top of a cache of ``budget``
-    bytes.
-    """
-    return max(MAX_UNWRITTEN_BYTES, (budget or 0) // UNWRITTEN_PART)
 
 
 @dataclass
@@ -99,6 +77,7 @@ class DeviceTier:
 
     Attributes:
         counts: Sums of rows for the metrics.
+        copies: The copies of these rows in RAM.
         locked: `RamCache.locked` of ``cache``.
     """
 
@@ -106,11 +85,8 @@ class DeviceTier:
         self._memory = memory
         self._cache = cache
         self.counts = DeviceCounts()
+        self.copies = DeviceCopies(memory, cache.held)
         self.locked = cache.locked
-        # A block that was copied for the disk also serves the cache, as long as it is alive.
-        self._fetched: weakref.WeakKeyDictionary[Segment, weakref.ref[Block]] = (
-            weakref.WeakKeyDictionary()
-        )
         cache.pool.on_drop = self._release
         if cache.enabled:
             memory.cells.release_all()
@@ -292,7 +268,7 @@ class DeviceTier:
         another pass follows as long as a pass has freed some.
         """
         while (n_before := self.n_cells) > maximum:
-            for segment in self._cache.device_eviction_order(self._n_freed):
+            for segment in self._cache.held.eviction_order(self._n_freed):
                 self._evict(segment)
                 if self.n_cells <= maximum:
                     return True
@@ -328,11 +304,9 @@ class DeviceTier:
         if n_over <= 0:
             return True
         staying = needed_by(self._cache.locks)
-        expected = self._cache.likely()
+        resumes = self._cache.held.resumes
         for segment in self._cache.segments():
-            if segment.held is None or not (
-                segment.rows.size or expected.get(segment, math.inf) < likely
-            ):
+            if segment.held is None or not (segment.rows.size or resumes.on(segment) < likely):
                 continue
             if segment.rows.size or segment not in staying:
                 n_over -= self._n_freed(segment)
@@ -347,93 +321,18 @@ class DeviceTier:
                 self._copy(segment)
             self._release(segment)
 
-    def copy_spare(self, *segments: Segment) -> None:
-        """Start to copy rows that the disk will need, as far as RAM has room to spare for them."""
-        for segment in segments:
-            if segment.only_held_bytes and not segment.file.is_there:
-                try:
-                    self._copy_if_spare(segment)
-                except (StateError, MemoryError) as error:
-                    log.warning("cannot copy rows to RAM: %s", error)
-
-    @property
-    def _spare(self) -> int:
-        """The bytes on top of the cache that copied rows leave free for states."""
-        return min(
-            SPARE_STATES * self._memory.state_size(0),
-            max_unwritten(self._cache.budget) // SPARE_PART,
-        )
-
-    @property
-    def max_read(self) -> int | None:
-        """The maximum of bytes in RAM of a snapshot that is read from disk, before the device has
-        its rows; None for no limit.
-        """
-        is_bounded = self._memory.shape.can_hold and self._cache.budget is not None
-        return max_unwritten(self._cache.budget) if is_bounded else None
-
-    def is_behind(self, n_more: int = 0) -> bool:
-        """Return whether more bytes wait for the disk than may.
-
-        These are the bytes of complete blocks that the cache does not count, and ``n_more`` further
-        bytes.
-        """
-        blocks = self._memory.block_bytes()
-        maximum = max_unwritten(self._cache.budget)
-        return blocks.used - blocks.in_flight - self._cache.n_bytes + n_more > maximum
-
-    def copy_one(self) -> bool:
-        """Start to copy the rows of one segment to RAM, if RAM has room to spare: of those that
-        only the device has, the ones on which the most prompts are expected to resume. Return False
-        if nothing was copied.
-        """
-        for segment in self._cache.only_held() if self._memory.shape.can_hold else ():
-            try:
-                if self._copy_if_spare(segment):
-                    return True
-            except (StateError, MemoryError) as error:
-                log.warning("cannot copy rows to RAM: %s", error)
-                return False
-        return False
-
-    def is_large(self, snapshot: Snapshot) -> bool:
-        """Return whether the rows of ``snapshot`` that are neither in RAM nor on disk have more
-        bytes than may wait for the disk on top of the cache.
-        """
-        n_bytes = sum(each.only_held_bytes for each in snapshot.chain if not each.file.is_there)
-        return n_bytes > max_unwritten(self._cache.budget) - self._spare
-
-    def rows_of(self, segments: Sequence[Segment]) -> list[Block]:
-        """Return the rows of ``segments`` as blocks in RAM, complete after `synchronize`. Raises
-        MemoryError if too many bytes would wait for the disk.
-        """
-        n_bytes = sum(each.only_held_bytes for each in segments)
-        if n_bytes and self.is_behind(n_bytes + self._spare):
-            raise MemoryError("RAM has no room for rows that wait for the disk")
-        return [
-            each.rows if each.rows.size or each.held is None else self._fetch(each)
-            for each in segments
-        ]
-
-    def rows_now(self, segments: Sequence[Segment]) -> list[Block]:
-        """Return the rows of ``segments`` as blocks in RAM that are complete; MemoryError as in
-        `rows_of`.
-        """
-        rows = self.rows_of(segments)
-        self._memory.synchronize()
-        return rows
-
     def evict_all(self) -> None:
         """Evict everything from the device, which is about to be freed: to RAM, or away where RAM
         has no room. Copies are complete on return.
 
         Segments that RAM also has are released first. From then on their rows in RAM do not count
-        as copies of rows on the device, which `RamCache` drops to make room for the other segments.
+        as copies of rows on the device, which `HeldSegments.pay` drops to make room for the other
+        segments.
         """
         for segment in self._cache.segments():
             if segment.rows.size:
                 self._release(segment)
-        for segment in self._cache.only_held():
+        for segment in self._cache.held.only_held():
             if not segment.dropped:
                 self._evict(segment)
         self._memory.synchronize()
@@ -454,40 +353,22 @@ class DeviceTier:
                 self._drop_held(segment)
         self._release(segment)
 
-    def _copy_if_spare(self, segment: Segment) -> bool:
-        """Start to copy the rows of ``segment`` to RAM; return False if RAM has no room to spare
-        for them.
-        """
-        if not self._cache.make_room_for_rows(segment, segment.only_held_bytes, only_if_free=True):
-            return False
-        self._cache.pool.add_rows(segment, self._fetch(segment))
-        return True
-
     def _copy(self, segment: Segment) -> bool:
         """Start to copy the rows of ``segment`` to RAM, evicting others; return False if there is
         no room.
         """
         assert segment.held is not None
-        if not self._cache.make_room_for_rows(segment, segment.held.n_bytes):
+        if not self._cache.held.make_room(segment, segment.held.n_bytes):
             return False
         self.counts.to_ram += segment.held.n_cells
-        self._cache.pool.add_rows(segment, self._fetch(segment))
+        self._cache.pool.add_rows(segment, self.copies.fetch(segment))
         return True
-
-    def _fetch(self, segment: Segment) -> Block:
-        known = self._fetched.get(segment)
-        block = known() if known is not None else None
-        if block is None:
-            assert segment.held is not None
-            block = self._memory.cells.fetch(segment.held, segment.start, segment.end)
-            self._fetched[segment] = weakref.ref(block)
-        return block
 
     def _drop_held(self, segment: Segment) -> None:
         assert segment.held is not None
         self.counts.lost += segment.held.n_cells
         try:
-            self._cache.evict_dependents(segment)
+            self._cache.held.evict_dependents(segment)
         except ValueError:  # pinned, but the machine has no memory for it
             for snapshot in self._cache.snapshots():
                 if segment in snapshot.chain:

@@ -70,13 +70,13 @@ class PrefixCache:
         self.totals = CacheStats()
         self.saved_time = SavedTime()
         exact = settings.exact
-        self.write_back = WriteBack(memory, cache, self.device, disk)
+        self.write_back = WriteBack(memory, cache, self.device.copies, disk)
         self.saver = Saver(memory, cache, self.device, self.write_back, exact=exact)
         self.prefetch = Prefetch(memory, cache, disk, exact=exact)
         self._restorer = Restorer(memory, cache, self.device, disk, self.totals, exact=exact)
         if disk is not None:
             disk.costs = cache.costs
-            cache.on_evict = partial(disk.evict, rows_of=self.device.rows_of)
+            cache.evictor.on_evict = partial(disk.evict, rows_of=self.device.copies.rows_of)
 
     def lookup(
         self, request: CacheRequest, ends: Sequence[int], seq: LiveSequence, stats: RequestStats

@@ -285,7 +285,7 @@ class Chooser:
         assert self._disk is not None
         assert self._lookup.finder is not None
         arrival = yield from self._disk.open(
-            prefix, self._lookup.match, self._base, self._device.max_read
+            prefix, self._lookup.match, self._base, self._device.copies.max_read
         )
         if arrival is None:
             return None

@@ -192,4 +192,5 @@ class Saver:
         the device or may be written to disk: while the next batch runs, not all at the end.
         """
         if self._memory.shape.is_pool or self._write_back.wants(snapshot):
-            self._device.copy_spare(*(each for each in snapshot.chain if each.start >= first))
+            new = [segment for segment in snapshot.chain if segment.start >= first]
+            self._device.copies.copy_spare(*new)

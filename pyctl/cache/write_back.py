@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pyctl.cache.device_tier import DeviceTier
+from pyctl.cache.device_copies import DeviceCopies
 from pyctl.cache.ports import SequenceMemory, Store
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import Snapshot
@@ -35,11 +35,11 @@ class WriteBack:
     """
 
     def __init__(
-        self, memory: SequenceMemory, cache: RamCache, device: DeviceTier, disk: Store | None
+        self, memory: SequenceMemory, cache: RamCache, copies: DeviceCopies, disk: Store | None
     ) -> None:
         self._memory = memory
         self._cache = cache
-        self._device = device
+        self._copies = copies
         self._disk = disk
 
     def write(self, snapshots: Sequence[Snapshot], *, has_last: bool = False) -> None:
@@ -58,7 +58,7 @@ class WriteBack:
         """
         if self._disk is not None and self._disk.awaits_rows:
             self._memory.synchronize()
-            self._disk.supply_rows(self._device.rows_now)
+            self._disk.supply_rows(self._copies.rows_now)
             self.trim_backlog()
 
     def wants(self, snapshot: Snapshot) -> bool:
@@ -72,17 +72,17 @@ class WriteBack:
         If there are none left, write the conversations that are too large to be copied when the
         program ends.
         """
-        if self._device.copy_one():
+        if self._copies.copy_one():
             return True
         if self._disk is not None and self._disk.policy.kind != "off":
             ends = self._cache.conversation_ends()[::-1]
-            self.write([end for end in ends if self._device.is_large(end)])
+            self.write([end for end in ends if self._copies.is_large(end)])
         return False
 
     def trim_backlog(self) -> None:
         """Drop evicted snapshots, the least worth first, while a slow disk leaves too many
         unwritten.
         """
-        while self._disk is not None and self._device.is_behind():
+        while self._disk is not None and self._copies.is_behind():
             if not self._disk.drop_lowest_value():
                 return

@@ -316,7 +316,7 @@ class Worker:
             if self._unloads:
                 cache = self._engine.prefix_cache.cache
                 cache.clear(pinned=True)
-                cache.shared.remove(cache)
+                cache.budget.shared.remove(cache)
                 self._engine.backend.unload()
             self._is_complete = is_complete
         except BaseException as error:

@@ -111,8 +111,9 @@ def test_more_rows_than_ram_has_room_for_survive_a_kill(
         *where,
     ]
     small = (
-        "from pyctl.cache import device_tier as t; t.MAX_UNWRITTEN_BYTES = 2**19; "
-        "t.PIECE_BYTES = 2**18"
+        "from pyctl.cache import device_copies, device_tier; "
+        "device_copies.MAX_UNWRITTEN_BYTES = 2**19; "
+        "device_tier.PIECE_BYTES = 2**18"
     )
     messages = [SYSTEM, user(1, n), {"role": "assistant", "content": "Yes."}, user(2, n)]
     server = start("tiny-hybrid", *flags, before=small)

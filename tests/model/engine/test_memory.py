@@ -26,7 +26,7 @@ def test_fifty_turns_in_four_branches(open_model: Callable[..., Loaded]) -> None
         conversation = branches[turn % len(branches)]
         conversation += [(100 + turn, 130 + turn % 7), (500 + turn, 90 + turn % 11)]
         ask(engine, chat(*conversation), 2)
-    while engine.prefix_cache.device.copy_one():
+    while engine.prefix_cache.device.copies.copy_one():
         pass
     check_invariants(engine.prefix_cache.cache)
     engine.prefix_cache.cache.ends.clear()

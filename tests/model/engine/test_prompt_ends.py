@@ -8,7 +8,8 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from pyctl.cache.ram import MAX_ENDS, RamCache
+from pyctl.cache.prompt_ends import MAX_ENDS
+from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import PromptMatch
 from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.engine import Engine
@@ -111,13 +112,13 @@ def test_choices_of_one_prompt_evaluate_it_once() -> None:
     cache = RamCache(0, None)
     engine = Engine(backend, cache, EngineSettings())
     ask(engine, prompt_of(5, 900))
-    cache.budget = cache.n_bytes
+    cache.budget.limit = cache.n_bytes
     handles = [RequestHandle(request(prompt, 6)) for _ in range(5)]
     run_all(engine, *handles)
     replies = [collect(handle) for handle in handles]
     assert len({tuple(reply.tokens) for reply in replies}) == 1
     assert [n_evaluated(reply) for reply in replies] == [300, 0, 0, 0, 0]
-    assert cache.n_bytes <= cache.budget
+    assert cache.n_bytes <= cache.budget.limit
 
 
 def test_a_full_cache_gives_up_nothing_for_an_end_that_nobody_may_want() -> None:
@@ -128,13 +129,13 @@ def test_a_full_cache_gives_up_nothing_for_an_end_that_nobody_may_want() -> None
     ask(engine, first)
     assert len(cache.ends) == 1
     names = {snapshot.prefix.name for snapshot in cache.snapshots()}
-    cache.budget = cache.n_bytes
+    cache.budget.limit = cache.n_bytes
     ask(engine, prompt_of(7, 300, (100, 290)))
     assert PromptMatch(first.tokens).prefix(300) not in {end.prefix for end in cache.ends}, (
         "it is the first to leave"
     )
-    assert cache.n_bytes <= cache.budget
-    cache.budget = 0
+    assert cache.n_bytes <= cache.budget.limit
+    cache.budget.limit = 0
     assert names
 
 
@@ -148,10 +149,10 @@ def test_an_end_far_behind_the_last_batch_takes_room_that_others_have() -> None:
     for seed in range(8, 12):
         ask(engine, prompt_of(seed, 400, (200,)))
     cache.ends.clear()
-    cache.budget = cache.n_bytes
+    cache.budget.limit = cache.n_bytes
     raw = prompt_of(12, 400, (200,))
     ask(engine, raw)
-    assert cache.n_bytes <= cache.budget
+    assert cache.n_bytes <= cache.budget.limit
     assert n_evaluated(ask(engine, raw)) == 0
 
 

@@ -161,7 +161,7 @@ def test_rows_without_room_in_ram_stay_on_the_device() -> None:
     finish(reads.candidate.load(reads.steps.seq, reads.steps.memory))
     n_rows = sum(each.rows.nbytes for each in reads.snapshot.chain)
     assert n_rows > 5000
-    reads.steps.ram.budget = reads.steps.ram.shared.n_bytes = 5000
+    reads.steps.ram.budget.limit = reads.steps.ram.budget.shared.n_bytes = 5000
     assert reads.enter()
     assert all(each.held is not None for each in reads.snapshot.chain)
     assert reads.steps.ram.n_bytes <= 5000

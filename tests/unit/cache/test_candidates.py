@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.cache.candidates import Candidate, ResumeCandidates
+from pyctl.cache.held_segments import HeldSegments
 from pyctl.cache.positions import last_common_end
 from pyctl.cache.ram import RamCache
 from pyctl.cache.sequence import LiveSequence
@@ -92,7 +93,7 @@ def test_many_snapshots_of_one_conversation_cost_no_chain_each(
     for snapshot in found:
         snapshot.segment.held = TenHeldRows()
     with cache.locked(*found):
-        leaving = next(cache.device_eviction_order(lambda segment: 1), None)
+        leaving = next(cache.held.eviction_order(lambda segment: 1), None)
     assert leaving is not None, "RAM has it, too"
     assert all("chain" not in vars(snapshot) for snapshot in found)
     assert links[0] <= 4 * len(ends)
@@ -102,13 +103,13 @@ def test_restore_evicts_device_rows_with_ram_copies_first() -> None:
     older, newer = (as_tokens(np.random.default_rng(seed).integers(0, 250, N)) for seed in (1, 2))
     cache, _ = filled(older)
     wanted = cache.snapshots()
-    cache.turn += 10
+    cache.index.turn += 10
     filled(newer, cache)
     for segment in cache.segments():
         segment.held = TenHeldRows()
     left = []
     with cache.locked(*wanted):
-        while (segment := next(cache.device_eviction_order(lambda segment: 1), None)) is not None:
+        while (segment := next(cache.held.eviction_order(lambda segment: 1), None)) is not None:
             segment.held = None
             left.append(segment in {link for snapshot in wanted for link in snapshot.chain})
     assert left == sorted(left)
@@ -134,10 +135,8 @@ def test_many_rows_that_leave_the_device_are_ranked_once() -> None:
     ask(engine, chat((99, 40)), 1)
     n_segments = sum(each.held is not None for each in engine.prefix_cache.cache.segments())
     assert n_segments >= 8
-    order = RamCache.device_eviction_order
-    with patch.object(
-        RamCache, "device_eviction_order", autospec=True, side_effect=order
-    ) as ranked:
+    order = HeldSegments.eviction_order
+    with patch.object(HeldSegments, "eviction_order", autospec=True, side_effect=order) as ranked:
         assert engine.prefix_cache.device.shrink(0)
     assert engine.prefix_cache.device.counts.to_ram > 2500
     assert ranked.call_count == 1

@@ -47,7 +47,7 @@ def filled() -> RamCache:
             "counts 116 bytes, 136 are there",
         ),
         (lambda cache: cache, "pinned", set(filled().snapshots()[:1]), "a pinned snapshot is gone"),
-        (lambda cache: cache, "budget", 10, "bytes, at most 10 are allowed"),
+        (lambda cache: cache.budget, "limit", 10, "bytes, at most 10 are allowed"),
     ],
 )
 def test_damage_is_told(

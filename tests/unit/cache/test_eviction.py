@@ -247,7 +247,7 @@ class RamHistories(RuleBasedStateMachine):
     def start(self, n_slots: int, budget: int | None) -> None:
         self.cache = RamCache(n_slots, budget)
         self.cache.pool.on_drop = self.dropped
-        self.cache.on_evict = self.evicted
+        self.cache.evictor.on_evict = self.evicted
         self.seed = self.n_evicted = 0
 
     def dropped(self, segment: Segment) -> None:
@@ -310,7 +310,7 @@ class RamHistories(RuleBasedStateMachine):
     def pin(self, data: st.DataObject, pinned: bool) -> None:
         snapshot = data.draw(st.sampled_from(self.held()))
         done = self.cache.pin(snapshot.prefix.name, pinned)
-        assert done or (pinned and self.cache.budget is not None)
+        assert done or (pinned and self.cache.budget.limit is not None)
 
     @rule(data=st.data())
     @precondition(lambda self: self.held())
@@ -336,14 +336,14 @@ class RamHistories(RuleBasedStateMachine):
     @rule(data=st.data())
     def copy_to_ram(self, data: st.DataObject) -> None:
         """Do the work of an idle moment."""
-        only = self.cache.only_held()
+        only = self.cache.held.only_held()
         assert set(only) == {
             each for each in self.cache.segments() if each.held and not each.rows.size
         }
         if only:
             segment = data.draw(st.sampled_from(only))
             before = self.held()
-            if self.cache.make_room_for_rows(segment, segment.held.n_bytes, only_if_free=True):
+            if self.cache.held.make_room(segment, segment.held.n_bytes, only_if_free=True):
                 self.cache.pool.add_rows(segment, np.zeros(segment.held.n_bytes, np.uint8))
             assert self.held() == before
 
@@ -374,7 +374,7 @@ class RamHistories(RuleBasedStateMachine):
         held = self.held()
         fixed = set(self.cache.pinned)
         segment = next(
-            self.cache.device_eviction_order(
+            self.cache.held.eviction_order(
                 lambda each: 0 if each in blocked else each.held.n_cells
             ),
             None,
@@ -387,9 +387,9 @@ class RamHistories(RuleBasedStateMachine):
         assert segment not in blocked
         if not segment.rows.size:
             n_bytes = segment.held.n_bytes
-            if not self.cache.make_room_for_rows(segment, n_bytes):
+            if not self.cache.held.make_room(segment, n_bytes):
                 assert self.held() == held, "nothing left for what found no room"
-                self.cache.evict_dependents(segment)
+                self.cache.held.evict_dependents(segment)
                 assert segment.dropped
                 assert fixed | protected <= set(self.held())
                 return
@@ -406,7 +406,7 @@ class RamHistories(RuleBasedStateMachine):
         if pinned:
             before = self.held()
             with pytest.raises(ValueError, match="has to stay"):
-                self.cache.evict_dependents(
+                self.cache.held.evict_dependents(
                     data.draw(st.sampled_from([link for one in pinned for link in one.chain]))
                 )
             assert self.held() == before
@@ -417,7 +417,7 @@ class RamHistories(RuleBasedStateMachine):
             check_invariants(self.cache)
             for segment in self.cache.segments():
                 assert segment.rows.size or (segment.held is not None and segment.held.is_held)
-            assert self.cache.n_evicted == self.n_evicted
+            assert self.cache.evictor.n_evicted == self.n_evicted
             ends = {snapshot.prefix for snapshot in self.cache.conversation_ends()}
             for one in self.held():
                 goes_on = any(
@@ -442,7 +442,7 @@ def test_a_copy_that_is_shed_makes_room_once(budget: int, fits: bool) -> None:
         assert cache.add(Snapshot(PromptMatch(tokens).prefix(n), segment, State()))
     before = cache.snapshots()
     assert cache.n_bytes == 2000 + 4 * (20 + 40)
-    assert cache.make_room_for_rows(segment, 4000) == fits
+    assert cache.held.make_room(segment, 4000) == fits
     if not fits:
         assert (cache.snapshots(), cache.n_bytes) == (before, 2000 + 4 * (20 + 40))
         return

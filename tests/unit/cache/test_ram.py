@@ -218,7 +218,7 @@ def test_room_for_a_state_is_that_of_the_rows_that_no_other_has() -> None:
     assert cache.pin(first.prefix.name, True), "what has to stay is counted with its window"
     with cache.locked(first):
         assert put(cache, windowed(tokens, 150, (both, new), first.segment))
-    assert cache.n_bytes == cache.budget
+    assert cache.n_bytes == cache.budget.limit
     assert not cache.n_refused
     other = np.zeros(500, np.uint8)
     assert not put(cache, windowed(prompt(2), 100, (other,)))
@@ -237,7 +237,7 @@ def test_the_budget_holds_where_windows_are_shared() -> None:
             parent = snapshot.segment
         check_invariants(cache)
         assert cache.n_bytes <= budget
-    assert cache.n_evicted
+    assert cache.evictor.n_evicted
     assert len(cache.snapshots()) > 1
 
 

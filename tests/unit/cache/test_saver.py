@@ -58,7 +58,7 @@ def refuse_by_points(steps: Steps) -> None:
 
 
 def refuse_by_ram(steps: Steps) -> None:
-    steps.ram.budget = 100
+    steps.ram.budget.limit = 100
 
 
 def fail(steps: Steps) -> None:

@@ -41,7 +41,7 @@ def test_rows_of_images_count_within_the_cache(
     try:
         engine = service.worker._engine
         assert engine.backend.encoder.rows.limit == rows * MIB
-        assert engine.prefix_cache.cache.budget == snapshots * MIB
+        assert engine.prefix_cache.cache.budget.limit == snapshots * MIB
     finally:
         service.worker.close()
 

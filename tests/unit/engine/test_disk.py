@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pyctl.cache import device_tier
+from pyctl.cache import device_copies
 from pyctl.cache.disk_policy import DiskPolicy
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import Snapshot
@@ -282,9 +282,9 @@ def test_a_slow_disk_does_not_hold_the_memory_of_what_was_evicted(
 ) -> None:
     maximum = 8_000
     budget = 15_000
-    monkeypatch.setattr(device_tier, "MAX_UNWRITTEN_BYTES", maximum)
+    monkeypatch.setattr(device_copies, "MAX_UNWRITTEN_BYTES", maximum)
     engine = engine_on(tmp_path, "hybrid")
-    engine.prefix_cache.cache.budget = budget
+    engine.prefix_cache.cache.budget.limit = budget
     writing = threading.Event()
     go_on = threading.Event()
 

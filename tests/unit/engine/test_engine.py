@@ -227,7 +227,7 @@ def test_what_leaves_the_device_for_a_restore_is_no_row_that_it_counts_on(
         if sum(length for _, length in messages) > 700:
             del messages[1:]
         ask(engine, chat(*messages))
-        while engine.prefix_cache.device.copy_one():
+        while engine.prefix_cache.device.copies.copy_one():
             pass
     assert engine.backend.n_loaded > 1000
     assert not [record for record in caplog.records if "no room for the snapshot" in record.message]

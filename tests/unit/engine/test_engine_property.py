@@ -232,7 +232,7 @@ class Conversations(RuleBasedStateMachine):
         before = {snapshot.prefix for snapshot in cache.snapshots()}
         self.engine.sleep()
         assert all(segment.held is None for segment in cache.segments())
-        assert cache.budget is not None or before <= {
+        assert cache.budget.limit is not None or before <= {
             snapshot.prefix for snapshot in cache.snapshots()
         }
         self.engine.wake()
@@ -242,7 +242,7 @@ class Conversations(RuleBasedStateMachine):
         """Do the work of an idle moment."""
         cache = self.engine.prefix_cache.cache
         before = cache.snapshots()
-        while self.engine.prefix_cache.device.copy_one():
+        while self.engine.prefix_cache.device.copies.copy_one():
             pass
         assert cache.snapshots() == before
 

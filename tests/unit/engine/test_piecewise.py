@@ -17,7 +17,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from pyctl.cache import device_tier
+from pyctl.cache import device_copies, device_tier
 from pyctl.cache.snapshot import Block, BlockBytes, State
 from pyctl.disk.index import Index
 from pyctl.engine.engine import Engine
@@ -50,7 +50,7 @@ def small(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> No
     """Run each test with rows in cells of a context, and with those of a pool."""
     monkeypatch.setattr(sys.modules[__name__], "POOL", request.param)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    monkeypatch.setattr(device_tier, "MAX_UNWRITTEN_BYTES", BEHIND)
+    monkeypatch.setattr(device_copies, "MAX_UNWRITTEN_BYTES", BEHIND)
     monkeypatch.setattr(device_tier, "PIECE_BYTES", PIECE)
 
 
@@ -229,11 +229,11 @@ def test_requests_between_two_parts_copy_or_end_the_prewarm(
         other = chat((50 + looks, 120))
         assert ask(engine, other).tokens == cold(FakeBackend(), other).tokens
     assert temps(tmp_path), "none of these took so many cells"
-    monkeypatch.setattr(device_tier, "MAX_UNWRITTEN_BYTES", room)
-    monkeypatch.setattr(device_tier, "UNWRITTEN_PART", RAM)
+    monkeypatch.setattr(device_copies, "MAX_UNWRITTEN_BYTES", room)
+    monkeypatch.setattr(device_copies, "UNWRITTEN_PART", RAM)
     large = chat(*((seed, 300) for seed in range(90, 102)))
     assert ask(engine, large).tokens == cold(FakeBackend(), large).tokens
-    monkeypatch.setattr(device_tier, "MAX_UNWRITTEN_BYTES", BEHIND)
+    monkeypatch.setattr(device_copies, "MAX_UNWRITTEN_BYTES", BEHIND)
     idle(engine)
     assert tier_of(engine).view().waiting == 0
     directory = tier_of(engine).directory
@@ -305,7 +305,7 @@ def test_rows_that_wait_leave_room_for_states(
                 backend, "block_bytes", lambda n=beside: BlockBytes(cache.n_bytes + n, 0, 0)
             )
             with more:
-                device.rows_of([segment])
+                device.copies.rows_of([segment])
     monkeypatch.undo()
     engine.prefix_cache.close()
 

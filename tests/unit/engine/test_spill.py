@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from pyctl.cache import device_tier
+from pyctl.cache import device_copies, device_tier
 from pyctl.cache.costs import Costs
 from pyctl.cache.disk_policy import DiskPolicy
 from pyctl.cache.ram import RamCache
@@ -75,7 +75,7 @@ def test_what_left_ram_comes_back_from_disk_also_after_a_restart(
 ) -> None:
     engine = engine_on(tmp_path, kind, n_cells=n_cells)
     expected = [ask(engine, prompt).tokens for prompt in CONVERSATIONS]
-    assert engine.prefix_cache.cache.n_evicted > 0
+    assert engine.prefix_cache.cache.evictor.n_evicted > 0
     view = flushed(engine).view()
     assert view.spilled.n > 0
     assert view.spilled == view.written
@@ -108,7 +108,7 @@ def test_no_spill_without_the_flag_or_if_reading_costs_more(
     engine = engine_on(tmp_path, policy=policy, costs=costs)
     for prompt in CONVERSATIONS:
         ask(engine, prompt)
-    assert engine.prefix_cache.cache.n_evicted > 0
+    assert engine.prefix_cache.cache.evictor.n_evicted > 0
     assert flushed(engine).view().spilled.n == 0
     engine.prefix_cache.close()
 
@@ -118,7 +118,7 @@ def test_a_request_that_wants_nothing_on_disk_leaves_nothing_there(tmp_path: Pat
     engine = engine_on(tmp_path)
     for prompt in CONVERSATIONS:
         ask(engine, prompt, disk_policy=DiskPolicy("off"))
-    assert engine.prefix_cache.cache.n_evicted > 0
+    assert engine.prefix_cache.cache.evictor.n_evicted > 0
     ask(engine, chat((99, 300), (98, 200)), disk_policy=DiskPolicy("off"))
     assert flushed(engine).folder.lengths == set()
     engine.prefix_cache.close()
@@ -322,7 +322,7 @@ def test_evicted_snapshots_are_written_while_reply_has_no_step(tmp_path: Path) -
 def test_what_the_disk_was_not_given_yet_is_copied_when_the_model_leaves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device_tier, "MAX_UNWRITTEN_BYTES", 100_000)
+    monkeypatch.setattr(device_copies, "MAX_UNWRITTEN_BYTES", 100_000)
     monkeypatch.setattr(device_tier, "PIECE_BYTES", 3_000)
     engine = engine_on(tmp_path, policy="full", ram=24_000, n_cells=8192)
     with standing(tier_of(engine)):

@@ -309,12 +309,12 @@ def test_an_idle_moment_copies_what_only_the_device_has(make: Any) -> None:
     until(lambda: bench.advance(IDLE_SECONDS) or all(rows()))
     full = result(bench.admin.stats())
     assert full.device.kept > 0
-    cache.budget = full.cache.n_bytes  # nothing is free from now on
+    cache.budget.limit = full.cache.n_bytes  # nothing is free from now on
     bench.ask(Prompt.of([1 + i % 59 for i in range(300)], [100, 290]))
     bench.advance(IDLE_SECONDS)
     after = result(bench.admin.stats())
     assert after.n_cells_held > 0
-    assert after.cache.n_bytes <= cache.budget
+    assert after.cache.n_bytes <= cache.budget.limit
 
 
 def test_going_ahead_does_not_keep_rows_from_being_copied(make: Any) -> None:

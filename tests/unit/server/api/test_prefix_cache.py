@@ -88,7 +88,7 @@ def test_the_time_saved_is_that_of_all_clients() -> None:
 
 def test_what_contradicts_itself_is_told(bench: Bench) -> None:
     assert bench.client.get("/cache/check").json() == {"faults": []}
-    bench.engine.prefix_cache.cache.budget = 1
+    bench.engine.prefix_cache.cache.budget.limit = 1
     (fault,) = bench.client.get("/cache/check").json()["faults"]
     assert fault.endswith("bytes, at most 1 are allowed")
 
@@ -122,7 +122,7 @@ def test_what_cannot_be_pinned(bench: Bench) -> None:
 def test_what_ram_could_not_hold_is_not_pinned(bench: Bench) -> None:
     """Its rows may lie on the device, which others need some time."""
     name = bench.client.get("/cache").json()["prefixes"][0]["id"]
-    bench.engine.prefix_cache.cache.budget = 1
+    bench.engine.prefix_cache.cache.budget.limit = 1
     response = bench.client.post("/cache/pin", json={"id": name})
     assert response.status_code == 400
     assert "does not fit" in response.json()["error"]["message"]
