@@ -26,7 +26,6 @@ UNWRITTEN_PART = 2
 this.
 """
 
-
 SPARE_STATES = 4
 SPARE_PART = 4
 """Rows that wait leave room for so many states, or this part of what may wait, whichever is less:

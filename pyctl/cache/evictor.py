@@ -66,11 +66,11 @@ class Evictor:
                 return
             self.evict(victim)
 
-    def evict_below(self, worth: float, min_bytes: int) -> None:
+    def evict_below(self, worth: float, max_bytes: int) -> None:
         """Evict snapshots of less than ``worth``, seconds per byte, until the cache has at most
-        ``min_bytes``.
+        ``max_bytes``.
         """
-        while self._index.pool.n_bytes > min_bytes:
+        while self._index.pool.n_bytes > max_bytes:
             victim = self._policy.choose_victim(self._index.is_evictable)
             if victim is None or self._policy.value(victim, per_byte=True) >= worth:
                 return

@@ -273,12 +273,12 @@ class RamCache:
         another cache of the same budget; return whether any was evicted. Prompt ends go first.
         """
         n_before = self.n_bytes
-        min_bytes = n_before - n_bytes
+        n_after = n_before - n_bytes
         self.index.turn = self.budget.shared.turn
         for end in list(self.ends):
-            if self.n_bytes > min_bytes and end not in self.locks:
+            if self.n_bytes > n_after and end not in self.locks:
                 self.ends.drop(end)
-        self.evictor.evict_below(worth, min_bytes)
+        self.evictor.evict_below(worth, n_after)
         return self.n_bytes < n_before
 
     # -- inside

@@ -84,8 +84,8 @@ def test_no_slot_is_free_where_all_stay() -> None:
 def test_other_models_get_only_what_is_worth_less() -> None:
     cache, (lowest, middle, highest) = filled()
     worth = cache.policy.value(middle, per_byte=True)
-    cache.evictor.evict_below(worth, min_bytes=0)
+    cache.evictor.evict_below(worth, max_bytes=0)
     assert cache.snapshots() == [middle, highest]
-    cache.evictor.evict_below(math.inf, min_bytes=n_bytes_of(300))
+    cache.evictor.evict_below(math.inf, max_bytes=n_bytes_of(300))
     assert cache.snapshots() == [highest]
     assert lowest.segment.dropped
