@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pyctl.cache.cache_settings import DiskSettings
-from pyctl.cache.device_tier import max_unwritten
+from pyctl.cache.device_copies import max_unwritten
 from pyctl.cache.disk_policy import DiskPolicy
 from pyctl.cache.ram import RamCache
 from pyctl.cache.ram_budget import RamBudget

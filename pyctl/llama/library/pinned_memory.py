@@ -9,7 +9,7 @@ import os
 
 import numpy as np
 
-from pyctl.cache import Block
+from pyctl.cache.snapshot import Block
 from pyctl.llama.library.native import HostBuffer
 from pyctl.settings.limit import limit
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pyctl.cache import Block, HeldRows
+from pyctl.cache.snapshot import Block, HeldRows
 from pyctl.errors import StateError
 from pyctl.llama.library.native import KVState, checked
 from pyctl.llama.library.pinned_memory import allocate

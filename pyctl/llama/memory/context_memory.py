@@ -20,10 +20,7 @@ from pyctl.cache.ports import MemoryShape
 from pyctl.cache.resume_points import NOWHERE
 from pyctl.cache.snapshot import (
     NOTHING,
-    NOWHERE,
     BlockBytes,
-    BlockSizes,
-    MemoryShape,
     Rows,
     Span,
     State,

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
-from pyctl.cache import NOTHING, Block, State
+from pyctl.cache.snapshot import NOTHING, Block, State
 from pyctl.llama.library.native import KVState, checked
 from pyctl.llama.library.pinned_memory import allocate
 from pyctl.llama.memory.shared_windows import SharedWindows, WindowForm, WindowPiece, WindowRows

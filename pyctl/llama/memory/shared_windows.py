@@ -11,7 +11,7 @@ from weakref import ref
 import numpy as np
 from numpy.typing import NDArray
 
-from pyctl.cache import Block
+from pyctl.cache.snapshot import Block
 from pyctl.llama.library.pinned_memory import allocate
 
 __all__ = ["SharedWindows", "WindowForm", "WindowRows"]

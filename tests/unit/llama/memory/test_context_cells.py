@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyctl.cache import HeldRows
+from pyctl.cache.snapshot import HeldRows
 from pyctl.errors import OutOfCellsError, StateError
 from pyctl.llama.library import native
 from pyctl.llama.memory.context_cells import ContextCells, DeviceRows, handle_of

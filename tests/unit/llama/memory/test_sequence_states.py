@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyctl.cache import NOTHING, State
+from pyctl.cache.snapshot import NOTHING, State
 from pyctl.llama.memory.sequence_states import (
     AttentionStates,
     OpaqueStates,
