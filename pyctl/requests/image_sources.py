@@ -26,7 +26,7 @@ from pyctl.chat.images import ImageReader
 from pyctl.chat.rendering import unreadable
 from pyctl.errors import ContextSizeError, RequestError
 from pyctl.files.image_file import ImageFile
-from pyctl.requests.body import at_most
+from pyctl.requests.body_reader import at_most
 from pyctl.requests.request_pool import Fetched, FilesMissing
 from pyctl.settings.limit import limit
 from pyctl.text import reason_of

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pyctl.chat.chat_format import PreparedChat
 from pyctl.chat.reply import ReplySplitter
 from pyctl.engine.request import Request
-from pyctl.requests.body import ReplyOptions
+from pyctl.requests.reply_options import ReplyOptions
 
 __all__ = ["PreparedReply"]
 

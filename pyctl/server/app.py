@@ -21,7 +21,8 @@ from pyctl.errors import LoadingError, NotFoundError, RequestError
 from pyctl.files.pdf_file import pdf_text
 from pyctl.page import POLICY, asset, names
 from pyctl.page.markdown_process import MAX_TEXTS
-from pyctl.requests.body import at_most, decode, parse_object
+from pyctl.requests.body_reader import at_most
+from pyctl.requests.json_text import decode, parse_object
 from pyctl.server.api import (
     anthropic,
     cache_routes,

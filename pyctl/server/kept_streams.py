@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pyctl.errors import NotFoundError, RequestError
-from pyctl.requests.body import decode
+from pyctl.requests.json_text import decode
 from pyctl.requests.request_pool import until_left
 from pyctl.server.http import error_response, given_key
 from pyctl.settings.limit import limit

@@ -17,9 +17,9 @@ from pyctl.engine.backend import TopTokens
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, DraftCounts, Piece, Progress, Request, Timings
 from pyctl.engine.sampling import Sampling
-from pyctl.requests.body import ReplyOptions
 from pyctl.requests.prepared_reply import PreparedReply
-from pyctl.requests.service import Service
+from pyctl.requests.reply_options import ReplyOptions
+from pyctl.server.app_state import HttpService
 from pyctl.server.http import PING, ErrorForm, encode, error_body, frame, named_frames
 from pyctl.text import random_id
 
@@ -208,8 +208,8 @@ def settings_json(
         "stop": request.stop,
         "max_tokens": request.max_tokens,
         "n_predict": request.max_tokens,
-        "n_keep": options.n_keep,
-        "n_discard": options.n_discard,
+        "n_keep": options.echoed.n_keep,
+        "n_discard": options.echoed.n_discard,
         "stream": options.stream,
         "logit_bias": [{"bias": bias, "token": token} for token, bias in sampling.logit_bias],
         "n_probs": request.n_probs or 0,
@@ -223,7 +223,7 @@ def settings_json(
         "generation_prompt": generation_prompt or "",
         "speculative.types": ",".join(draft_types) or "none",
         "timings_per_token": options.timings_per_token,
-        "backend_sampling": options.backend_sampling,
+        "backend_sampling": options.echoed.backend_sampling,
         "lora": [{"id": number, "scale": scale} for number, scale in options.lora],
         "cache_prompt": request.cache_prompt,
     }

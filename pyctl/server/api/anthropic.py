@@ -24,7 +24,8 @@ from starlette.types import ASGIApp
 
 from pyctl.chat.reply import ReplyDelta
 from pyctl.engine.request import Done
-from pyctl.requests.body import ChatBody, parse_object
+from pyctl.requests.body import ChatBody
+from pyctl.requests.json_text import parse_object
 from pyctl.requests.prepare import prepare
 from pyctl.requests.prepared_reply import PreparedReply
 from pyctl.requests.service import Service

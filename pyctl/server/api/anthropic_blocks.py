@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 from pyctl.errors import RequestError
-from pyctl.requests.body import Body, Names, json_object
+from pyctl.requests.body_reader import Body, Names, json_object
 from pyctl.requests.image_sources import ImagePart
 
 __all__ = [

@@ -27,7 +27,8 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pyctl.errors import NotSupportedError, RequestError, ThreadError
-from pyctl.requests.body import ONE_REPLY, Body, Names, items, others, refuse
+from pyctl.requests.body import ONE_REPLY
+from pyctl.requests.body_reader import Body, Names, items, others, refuse
 from pyctl.server.api.anthropic_blocks import (
     MessageBlock,
     Part,

@@ -16,7 +16,8 @@ from pyctl.cache.ports import Entry
 from pyctl.engine.request import Done, Failed, Timings
 from pyctl.errors import EngineError, NotFoundError, RequestError
 from pyctl.processes.process_memory import resident_bytes
-from pyctl.requests.body import Body, ChatBody
+from pyctl.requests.body import ChatBody
+from pyctl.requests.body_reader import Body
 from pyctl.requests.prepare import prepare_prewarm
 from pyctl.server.app_state import HttpService
 from pyctl.server.http import JsonResponse

@@ -16,7 +16,8 @@ from pyctl.engine.backend import TopTokens
 from pyctl.engine.request import Done, Piece, Progress
 from pyctl.errors import NotSupportedError, RequestError
 from pyctl.prompt import Prompt
-from pyctl.requests.body import Body, ChatBody, CompletionBody, InfillBody
+from pyctl.requests.body import ChatBody, CompletionBody, InfillBody
+from pyctl.requests.body_reader import Body
 from pyctl.requests.prepare import prepare
 from pyctl.requests.prepared_reply import PreparedReply
 from pyctl.requests.service import Service

@@ -18,8 +18,9 @@ from starlette.responses import Response
 
 from pyctl.errors import NotSupportedError, RequestError
 from pyctl.prompt import Tokens, as_tokens
-from pyctl.requests.body import Body, Integer, at_most, check_chars, parse_object
-from pyctl.requests.prepare import mixed
+from pyctl.requests.body_reader import Body, Integer, at_most, mixed
+from pyctl.requests.json_text import parse_object
+from pyctl.requests.text_limit import check_chars
 from pyctl.server.app_state import HttpService
 from pyctl.server.http import JsonResponse
 from pyctl.settings.limit import limit

@@ -14,8 +14,9 @@ from pyctl.engine.pool_plan import PoolPlan
 from pyctl.engine.request import Request as EngineRequest
 from pyctl.errors import NotSupportedError, RequestError
 from pyctl.prompt import Prompt
-from pyctl.requests.body import ReplyOptions, parse_json, scales_of
-from pyctl.requests.prepare import keep_scales
+from pyctl.requests.adapters import keep_scales, scales_of
+from pyctl.requests.json_text import parse_json
+from pyctl.requests.reply_options import ReplyOptions
 from pyctl.server.app_state import HttpService
 from pyctl.server.http import JsonResponse
 from pyctl.server.models import Models

@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from pyctl.errors import BusyError, NotFoundError, RequestError
-from pyctl.requests.body import parse_object
+from pyctl.requests.json_text import parse_object
 from pyctl.requests.request_pool import until_left
 from pyctl.server.http import JsonResponse
 from pyctl.server.models import Models

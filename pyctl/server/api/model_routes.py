@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from pyctl.errors import NotFoundError, RequestError, UnavailableError
-from pyctl.requests.body import Body
+from pyctl.requests.body_reader import Body
 from pyctl.server.app_state import HttpService
 from pyctl.server.http import PING, JsonResponse, encode, error_response, frame
 from pyctl.server.middleware import check_origin, is_own

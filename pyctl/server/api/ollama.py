@@ -42,19 +42,11 @@ from pyctl.chat.reply import ReplyDelta
 from pyctl.engine.request import Done
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import NotSupportedError, RequestError
-from pyctl.requests.body import (
-    AnyBody,
-    Body,
-    ChatBody,
-    CompletionBody,
-    InfillBody,
-    Integer,
-    items,
-    others,
-    parse_object,
-)
-from pyctl.requests.body import refuse as refuse_fields
+from pyctl.requests.body import AnyBody, ChatBody, CompletionBody, InfillBody
+from pyctl.requests.body_reader import Body, Integer, items, others
+from pyctl.requests.body_reader import refuse as refuse_fields
 from pyctl.requests.image_sources import ImagePart
+from pyctl.requests.json_text import parse_object
 from pyctl.requests.prepare import prepare
 from pyctl.requests.prepared_reply import PreparedReply
 from pyctl.server.api.embeddings import normalised, vectors_of

@@ -33,8 +33,10 @@ from pyctl.engine.backend import TopTokens
 from pyctl.engine.request import Done, Piece, Progress
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import RequestError
-from pyctl.requests.body import ChatBody, decode, parse_object
-from pyctl.requests.prepare import parallel_calls, prepare
+from pyctl.requests.body import ChatBody
+from pyctl.requests.chat_request import parallel_calls
+from pyctl.requests.json_text import decode, parse_object
+from pyctl.requests.prepare import prepare
 from pyctl.requests.prepared_reply import PreparedReply
 from pyctl.requests.request_pool import Fetched
 from pyctl.server.api.custom_tool import input_of

@@ -33,7 +33,8 @@ from msgspec import field
 
 from pyctl.chat.rendering import unreadable
 from pyctl.errors import RequestError
-from pyctl.requests.body import ONE_REPLY, Body, others, refuse
+from pyctl.requests.body import ONE_REPLY
+from pyctl.requests.body_reader import Body, others, refuse
 from pyctl.requests.image_sources import ImagePart
 from pyctl.server.api.custom_tool import arguments_of, function_of
 from pyctl.settings.limit import limit

@@ -16,7 +16,8 @@ from starlette.responses import Response
 from pyctl.cache.plan import MIN_BATCH
 from pyctl.engine.engine_stats import SequenceView
 from pyctl.errors import NotSupportedError, RequestError, UnavailableError
-from pyctl.requests.body import ReplyOptions, parse_object
+from pyctl.requests.json_text import parse_object
+from pyctl.requests.reply_options import ReplyOptions
 from pyctl.server.app_state import HttpService
 from pyctl.server.http import JsonResponse
 from pyctl.server.middleware import sees_texts

@@ -7,7 +7,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pyctl.errors import LoadingError, RequestError
-from pyctl.requests.body import at_most, parse_object
+from pyctl.requests.body_reader import at_most
+from pyctl.requests.json_text import parse_object
 from pyctl.requests.request_pool import until_left
 from pyctl.server.http import JsonResponse
 from pyctl.server.kept_streams import key_of, send_stream

@@ -9,9 +9,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pyctl.errors import RequestError
-from pyctl.requests.body import Body, ConversationBody, check_chars, parse_object
-from pyctl.requests.prepare import mixed, prepare_chat
+from pyctl.requests.body import ConversationBody
+from pyctl.requests.body_reader import Body, mixed
+from pyctl.requests.chat_request import prepare_chat
+from pyctl.requests.json_text import parse_object
 from pyctl.requests.request_pool import Fetched
+from pyctl.requests.text_limit import check_chars
 from pyctl.server.app_state import HttpService
 from pyctl.server.http import JsonResponse
 

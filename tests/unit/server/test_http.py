@@ -26,7 +26,7 @@ from pyctl.errors import (
     UnavailableError,
 )
 from pyctl.prompt import Prompt
-from pyctl.requests.prepare import CHARS_PER_TOKEN
+from pyctl.requests.text_limit import CHARS_PER_TOKEN
 from pyctl.server.http import error_body, error_response, form_of
 from pyctl.server.server_settings import ServerSettings
 from tests.unit.server.fake import HI, N_CTX, Bench, fail, play

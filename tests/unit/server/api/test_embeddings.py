@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from pyctl.requests.body import MAX_CHARS
 from pyctl.requests.reply_settings import ReplySettings
+from pyctl.requests.text_limit import MAX_CHARS
 from pyctl.server.api import embeddings
 from pyctl.server.api.embeddings import normalised
 from tests.unit.server.fake import Bench

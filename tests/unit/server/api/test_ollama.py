@@ -7,7 +7,6 @@ import pytest
 
 from pyctl.errors import EngineError
 from pyctl.requests.body import ChatBody
-from pyctl.requests.prepare import schema_of
 from pyctl.requests.reply_settings import ReplySettings
 from pyctl.server.api.ollama import chat_body
 from tests.pictures import GridReader
@@ -118,7 +117,7 @@ def test_options() -> None:
     }
     options = {**sampling, "num_predict": 7, "num_ctx": 512, "num_gpu": 1, "stop": ["x"]}
     body = read(options=options, keep_alive="5m", cache_prompt=False)
-    assert (body.max_tokens, body.stop, body.cache_prompt, body.options.stream) == (
+    assert (body.stops.max_tokens, body.stops.stop, body.cache_prompt, body.options.stream) == (
         7,
         ("x",),
         False,
@@ -126,9 +125,9 @@ def test_options() -> None:
     )
     assert body.sampling == sampling
     for n in (0, -1, -2):
-        assert read(options={"num_predict": n}).max_tokens == -1
-    assert read(options={"num_predict": 2**53}).max_tokens == 2**31 - 1
-    assert (read().max_tokens, read(stream=False).options.stream) == (None, False)
+        assert read(options={"num_predict": n}).stops.max_tokens == -1
+    assert read(options={"num_predict": 2**53}).stops.max_tokens == 2**31 - 1
+    assert (read().stops.max_tokens, read(stream=False).options.stream) == (None, False)
 
 
 def test_think_and_format() -> None:
@@ -142,11 +141,9 @@ def test_think_and_format() -> None:
         "high",
         "high",
     ]
-    assert (schema_of(read(format="")), schema_of(read(format="json"))) == (
-        None,
-        {"type": "object"},
-    )
-    assert schema_of(read(format={"type": "string"})) == {"type": "string"}
+    assert read(format="").structured.schema() is None
+    assert read(format="json").structured.schema() == {"type": "object"}
+    assert read(format={"type": "string"}).structured.schema() == {"type": "string"}
 
 
 @pytest.mark.parametrize(

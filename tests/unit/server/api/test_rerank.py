@@ -11,8 +11,8 @@ import pytest
 from starlette.requests import ClientDisconnect
 
 from pyctl.engine.backend import ModelTemplates
-from pyctl.requests.body import MAX_CHARS
 from pyctl.requests.reply_settings import ReplySettings
+from pyctl.requests.text_limit import MAX_CHARS
 from tests.unit.server.fake import Bench
 from tests.unit.server.parts import Caller
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pyctl.requests.body import MAX_CHARS
+from pyctl.requests.text_limit import MAX_CHARS
 from tests.unit.chat import toy
 from tests.unit.server.fake import HI, Bench, play
 

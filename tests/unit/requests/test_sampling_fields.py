@@ -9,8 +9,8 @@ from pyctl.engine.request import Request
 from pyctl.engine.sampling import DEFAULT_SAMPLERS, RANDOM_SEED, Sampling, range_of
 from pyctl.errors import RequestError
 from pyctl.prompt import Prompt
-from pyctl.requests.body import MAX_BIASES, GenerationBody, ReplyOptions
-from pyctl.requests.prepare import sampling_of
+from pyctl.requests.reply_options import ReplyOptions
+from pyctl.requests.sampling_fields import MAX_BIASES, sampling_of, sampling_values
 from pyctl.server.reply import settings_json
 from tests.unit.chat.toy import chatml_tokenizer
 
@@ -23,7 +23,7 @@ def read(**fields: Any) -> Sampling:
 
 def read_over(defaults: Sampling, /, **fields: Any) -> Sampling:
     tokenizer = chatml_tokenizer()
-    return sampling_of(GenerationBody.of(fields), defaults, tokenizer, tokenizer.n_vocab)
+    return sampling_of(sampling_values(fields), defaults, tokenizer, tokenizer.n_vocab)
 
 
 def test_nothing_said_means_the_servers_defaults() -> None:
@@ -157,7 +157,7 @@ def test_what_a_bias_names_is_bounded_before_it_is_read() -> None:
     def refused(biases: Any, said: str) -> None:
         with pytest.raises(RequestError, match=said):
             sampling_of(
-                GenerationBody.of({"logit_bias": biases}), Sampling(), tokenizer, tokenizer.n_vocab
+                sampling_values({"logit_bias": biases}), Sampling(), tokenizer, tokenizer.n_vocab
             )
 
     refused({"97": 10**400}, "too large a number")
