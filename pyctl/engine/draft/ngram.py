@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from pyctl.engine.draft.ngram_settings import NgramSettings
 from pyctl.engine.draft.source import NO_MATCH, DraftJob, Match
+from pyctl.engine.draft.token_index import UINT64_MASK
 from pyctl.prompt import Tokens
 
 __all__ = ["NgramSource", "ngram_sources"]
@@ -86,12 +87,11 @@ class NgramSource:
             tokens.append(token)
             # The hash of the next n-gram: without the first token of this one, with the new one.
             without_oldest = value - oldest * self._drop
-            value = (without_oldest * _FACTOR + token) & _MASK
+            value = (without_oldest * _FACTOR + token) & UINT64_MASK
         return tuple(tokens[n:])
 
 
 _FACTOR = 6364136223846793005
-_MASK = 2**64 - 1
 _STEP = 4096
 _PLACE = 2**24 - 1
 _MIX = 0x9E3779B97F4A7C15
@@ -132,7 +132,7 @@ class _Text:
         if len(tokens) <= _FEW:
             value = int(self._hashes[self.n])
             for i, token in enumerate(tokens, self.n):
-                value = (value * _FACTOR + int(token)) & _MASK
+                value = (value * _FACTOR + int(token)) & UINT64_MASK
                 self._tokens[i] = token
                 self._hashes[i + 1] = value
         else:
@@ -173,7 +173,7 @@ class _Text:
         """Return the hash of ``n`` tokens from ``first`` on; ``top`` is F^n."""
         before = int(self._hashes[first])
         after = int(self._hashes[first + n])
-        return (after - before * top) & _MASK
+        return (after - before * top) & UINT64_MASK
 
     def hashes(self, first: int, last: int, n: int, top: int) -> NDArray[np.uint64]:
         """Return the hashes of the n-grams that start in [first, last), shape (last - first,)."""
@@ -246,7 +246,7 @@ class _Places:
         place = self._latest.get(value)
         if place is not None:
             return place
-        mixed = value * _MIX & _MASK
+        mixed = value * _MIX & UINT64_MASK
         last = mixed | _PLACE  # the last item that the hash may have
         # A Python int would become a float.
         key = np.uint64(last)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pyctl.prompt import Tokens, as_tokens, common_prefix
 from pyctl.settings.limit import limit
 
-__all__ = ["AHEAD", "CONTEXT", "GAP", "MAX_TOKENS", "TokenIndex"]
+__all__ = ["AHEAD", "CONTEXT", "GAP", "MAX_TOKENS", "UINT64_MASK", "TokenIndex"]
 
 MAX_TOKENS = limit(
     2**21, "tokens that drafts of `cache` are copied from", "the oldest are forgotten", "memory"
@@ -51,7 +51,9 @@ CHUNK = 4096
 
 _FACTOR = 0x9E3779B97F4A7C15
 _SPREAD = 0xD1B54A32D192ED03
-_MASK = 2**64 - 1
+
+UINT64_MASK = 2**64 - 1
+"""Hashes of n-grams wrap at 64 bits, as numpy's do; Python's integers have to be cut."""
 
 
 class TokenIndex:
@@ -258,7 +260,7 @@ class TokenIndex:
                 value += (token + 1) * power
             n = gram
             if gram <= len(backwards):
-                spread = ((value & _MASK) * _SPREAD) & _MASK
+                spread = ((value & UINT64_MASK) * _SPREAD) & UINT64_MASK
                 yield level, spread >> self._shift
 
     def _match(self, place: int, backwards: list[int]) -> int:

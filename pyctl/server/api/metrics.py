@@ -20,7 +20,7 @@ from pyctl.processes.process_memory import resident_bytes
 from pyctl.server.app_state import AppState, HttpService
 from pyctl.server.models import Models
 
-__all__ = ["prometheus_text", "show", "show_all"]
+__all__ = ["engine_metrics", "prometheus_text", "show", "show_all"]
 
 _STARTED = int(time.time())
 
@@ -54,14 +54,13 @@ async def show_all(models: Models, request: Request) -> Response:
             "Whether the model is loaded",
             float(models.order.is_loaded(model.name)),
         )
-        for metric in (
-            loaded,
-            *(await _metrics_of(model.service) if model.service is not None else ()),
-        ):
-            values = {**merged[metric.name].values} if metric.name in merged else {}
-            merged[metric.name] = metric._replace(
-                values={**values, **_labelled(model.name, metric.values)}
-            )
+        metrics = [loaded]
+        if model.service is not None:
+            metrics += await _metrics_of(model.service)
+        for metric in metrics:
+            earlier = merged[metric.name].values if metric.name in merged else {}
+            labelled = _labelled(model.name, metric.values)
+            merged[metric.name] = metric._replace(values={**earlier, **labelled})
     return _response(merged.values())
 
 
@@ -74,7 +73,8 @@ def _check(shared: AppState) -> None:
 
 async def _metrics_of(service: HttpService) -> list[Metric]:
     stats = await asyncio.wrap_future(service.admin.stats())
-    return _metrics(stats, {"resident": resident_bytes(), **service.counted_bytes(stats.memory)})
+    memory = {"resident": resident_bytes(), **service.counted_bytes(stats.memory)}
+    return engine_metrics(stats, memory)
 
 
 def _response(metrics: Iterable[Metric]) -> Response:
@@ -82,17 +82,16 @@ def _response(metrics: Iterable[Metric]) -> Response:
         "content-type": "text/plain; version=0.0.4",
         "process-start-time-unix": str(_STARTED),
     }
-    return Response("".join(map(_lines, metrics)), headers=headers)
+    return Response(prometheus_text(metrics), headers=headers)
 
 
-def prometheus_text(stats: EngineStats, memory: Mapping[str, int]) -> str:
-    """Return all metrics, as Prometheus reads them; ``memory`` are bytes by use, and the resident
-    ones.
-    """
-    return "".join(map(_lines, _metrics(stats, memory)))
+def prometheus_text(metrics: Iterable[Metric]) -> str:
+    """Return ``metrics`` in Prometheus' text format 0.0.4."""
+    return "".join(map(_lines, metrics))
 
 
-def _metrics(stats: EngineStats, memory: Mapping[str, int]) -> list[Metric]:
+def engine_metrics(stats: EngineStats, memory: Mapping[str, int]) -> list[Metric]:
+    """Return all metrics of one model; ``memory`` are bytes by use, and the resident ones."""
     return [
         *_llama(stats),
         *_scheduling(stats),

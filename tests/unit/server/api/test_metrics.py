@@ -13,7 +13,7 @@ from pyctl.cache.snapshot import BlockBytes
 from pyctl.engine.engine_stats import EngineCounters, EngineMemory, EngineStats
 from pyctl.engine.request import DraftCounts, Timings
 from pyctl.requests.reply_settings import ReplySettings
-from pyctl.server.api.metrics import prometheus_text
+from pyctl.server.api.metrics import engine_metrics, prometheus_text
 from pyctl.server.server_settings import ServerSettings
 from tests.unit.server.fake import Bench
 
@@ -55,12 +55,10 @@ def test_numbers_for_prometheus() -> None:
         (snapshot,) * 2,
     )
     memory = EngineMemory(3000, BlockBytes(0, 0, 0), 0)
-    text = prometheus_text(
-        EngineStats(
-            total, total, 1, 2, 1, 4096, 1024, 300, 200, DeviceCounts(kept=9, lost=4), view, memory
-        ),
-        {"resident": 5, "arena": 4},
+    stats = EngineStats(
+        total, total, 1, 2, 1, 4096, 1024, 300, 200, DeviceCounts(kept=9, lost=4), view, memory
     )
+    text = prometheus_text(engine_metrics(stats, {"resident": 5, "arena": 4}))
     values = values_of(text)
     assert {name: values[f"llamacpp:{name}"] for name in LLAMA} == LLAMA
     assert values['pyctl_cache_hits_total{source="ram"}'] == 3
@@ -200,7 +198,7 @@ def test_the_board_of_grafana_shows_metrics_that_exist() -> None:
         *(total, total, 1, 2, 1, 4096, 1024, 300, 200, DeviceCounts(), view),
         EngineMemory(3000, BlockBytes(0, 0, 0), 0),
     )
-    text = prometheus_text(stats, {"resident": 5, "arena": 4})
+    text = prometheus_text(engine_metrics(stats, {"resident": 5, "arena": 4}))
     names = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
     # Prometheus' rule for names.
     assert all(re.fullmatch(r"[a-zA-Z_:][a-zA-Z0-9_:]*", name) for name in names)
