@@ -8,8 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from operator import itemgetter
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
 from pyctl.cache.plan import MIN_SHARED
@@ -339,6 +338,14 @@ KnownParts: TypeAlias = WeakKeyDictionary[Snapshot, SnapshotDelta]
 """Results of earlier views, for as long as the snapshot exists; keeps no bytes alive."""
 
 
+class _Placed(NamedTuple):
+    """A snapshot with its difference to its parent, whose id is empty if there is none."""
+
+    parent: str
+    delta: SnapshotDelta
+    snapshot: Snapshot
+
+
 def view_of(
     cache: RamCache, totals: CacheStats, known: KnownParts, disk: Store | None = None
 ) -> CacheView:
@@ -349,48 +356,24 @@ def view_of(
     snapshots that are new, or got another parent, are read again.
     """
     now = time.monotonic()
-    held = []
-    for snapshot in cache.snapshots():
-        above = cache.tree[snapshot].parent
-        n_parent, parent = (above.n, above.key.prefix.name) if above is not None else (0, "")
-        own = known.get(snapshot)
-        if own is None or own.n_parent != n_parent:
-            own = known[snapshot] = SnapshotDelta.of(snapshot, n_parent)
-        held.append((n_parent, parent, own.steps, own, snapshot))
-    held.sort(key=itemgetter(0, 1, 2))
     views = []
-    parent_before = ""
-    before = None
-    for _, parent, _, own, snapshot in held:
-        shared = (
-            own.shared(before) if before is not None and parent == parent_before else own.n_parent
-        )
-        parent_before = parent
-        before = own
-        row_bytes, device_bytes = own.n_bytes()
-        tiers: list[Tier] = []
-        tiers += ["device"] * bool(device_bytes)
-        tiers += ["ram"] * bool(row_bytes or snapshot.state.parts)
-        tiers += ["disk"] * (disk is not None and disk.contains(snapshot.prefix))
+    before: _Placed | None = None
+    for placed in _placed_snapshots(cache, known):
+        shared = placed.delta.n_parent
+        if before is not None and before.parent == placed.parent:
+            shared = placed.delta.shared(before.delta)
+        is_on_disk = disk is not None and disk.contains(placed.snapshot.prefix)
         views.append(
-            SnapshotView(
-                id=snapshot.prefix.name,
-                parent=parent,
-                n=snapshot.n,
-                row_bytes=row_bytes,
-                state_bytes=snapshot.state.n_bytes,
-                hits=snapshot.hits,
-                age=now - snapshot.made,
-                idle=now - snapshot.used,
-                pinned=snapshot in cache.pinned,
-                tail=own.tail,
-                head=own.head,
-                device_bytes=device_bytes,
-                tiers=tuple(tiers),
-                shared=shared,
+            _snapshot_view(
+                placed,
+                shared,
+                is_on_disk=is_on_disk,
+                is_pinned=placed.snapshot in cache.pinned,
+                now=now,
             )
         )
-    budget = -1 if cache.budget.limit is None else cache.budget.limit
+        before = placed
+    budget = -1 if cache.budget is None else cache.budget
     copied = CacheStats(**asdict(totals))
     return CacheView(
         cache.budget.n_slots,
@@ -402,4 +385,51 @@ def view_of(
         disk.view() if disk else None,
         cache.n_refused,
         n_ends=len(cache.ends),
+    )
+
+
+def _placed_snapshots(cache: RamCache, known: KnownParts) -> list[_Placed]:
+    """Return the snapshots in the order of `view_of`, and add new deltas to ``known``."""
+    placed = []
+    for snapshot in cache.snapshots():
+        above = cache.tree[snapshot].parent
+        n_parent = above.n if above is not None else 0
+        delta = known.get(snapshot)
+        if delta is None or delta.n_parent != n_parent:
+            delta = SnapshotDelta.of(snapshot, n_parent)
+            known[snapshot] = delta
+        parent = above.key.prefix.name if above is not None else ""
+        placed.append(_Placed(parent, delta, snapshot))
+    placed.sort(key=lambda item: (item.delta.n_parent, item.parent, item.delta.steps))
+    return placed
+
+
+def _snapshot_view(
+    placed: _Placed, shared: int, *, is_on_disk: bool, is_pinned: bool, now: float
+) -> SnapshotView:
+    snapshot = placed.snapshot
+    delta = placed.delta
+    row_bytes, device_bytes = delta.n_bytes()
+    tiers: list[Tier] = []
+    if device_bytes:
+        tiers.append("device")
+    if row_bytes or snapshot.state.parts:
+        tiers.append("ram")
+    if is_on_disk:
+        tiers.append("disk")
+    return SnapshotView(
+        id=snapshot.prefix.name,
+        parent=placed.parent,
+        n=snapshot.n,
+        row_bytes=row_bytes,
+        state_bytes=snapshot.state.n_bytes,
+        hits=snapshot.hits,
+        age=now - snapshot.made,
+        idle=now - snapshot.used,
+        pinned=is_pinned,
+        tail=delta.tail,
+        head=delta.head,
+        device_bytes=device_bytes,
+        tiers=tuple(tiers),
+        shared=shared,
     )
