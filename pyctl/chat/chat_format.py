@@ -13,16 +13,16 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from pyctl.chat.boundaries import MessageStarts
 from pyctl.chat.cached_tokenizer import CachedTokenizer, Tokenizer
-from pyctl.chat.call_formats import BoundCalls, find_call_format
 from pyctl.chat.call_formats.bare_call import BareCallParser
 from pyctl.chat.constraint import Constraint, reply_constraint
+from pyctl.chat.dialect import Dialect
 from pyctl.chat.images import ImageReader, shown, split_marked, split_marker
 from pyctl.chat.json_object import JsonDict, JsonObject
+from pyctl.chat.messages import unreadable
 from pyctl.chat.reasoning import ReasoningLimit
-from pyctl.chat.rendering import Continue, RenderedChat, Renderer, unreadable
-from pyctl.chat.replay import Replay, ReplayMarks
+from pyctl.chat.rendering import Continue, RenderedChat
+from pyctl.chat.replay import Replay
 from pyctl.chat.reply import (
     ParsedReply,
     ReasoningSplitter,
@@ -72,62 +72,6 @@ class ChatRequest:
     grammar: str | None = None
     reasoning_budget: int | None = None
     reasoning_budget_message: str = ""
-
-
-class Dialect:
-    """The way in which one template of a model writes conversations and calls.
-
-    ``specials`` are the tokenizer's special tokens, id by text, and ``controls`` the ones that have
-    no text in a reply. ``starts`` are the token ids that start a message, and ``control_texts`` the
-    control tokens that the reader of replies has to see.
-    """
-
-    def __init__(
-        self,
-        template: Template,
-        tokenizer: Tokenizer,
-        specials: Mapping[str, int],
-        controls: Mapping[str, int],
-        kwargs: JsonObject,
-        replay: Replay,
-    ) -> None:
-        """Find the format of calls, the tags of reasoning and the starts of messages, in this
-        order: the starts are found with the tags of the format.
-        """
-        self.template = template
-        self.capabilities = template.capabilities
-        self.controls = controls
-        self.call_format = find_call_format(template)
-        self.tags = self.call_format.tags(template.source)
-        tags = (self.tags.open, self.tags.close)
-        self.message_starts = MessageStarts(
-            template=template,
-            tokenizer=tokenizer,
-            specials=specials,
-            inside=() if self.tags.next_message else tags,
-        )
-        self.starts = self.message_starts.ids
-        marks = (*self.call_format.control_tokens, *tags)
-        self.control_texts = {controls[mark]: mark.encode() for mark in marks if mark in controls}
-        self.bound_calls = BoundCalls(self.call_format, self.tags, controls)
-        starts = [text for text, token in specials.items() if token in self.starts]
-        around = self.call_format.around_content
-        remembered = ReplayMarks(
-            replay=replay,
-            starts=starts,
-            tags=tags,
-            around=around,
-            call_end=self.message_starts.call_end,
-        )
-        self.renderer = Renderer(
-            template=template,
-            tags=self.tags,
-            start_texts=starts,
-            variables=kwargs,
-            marks=remembered,
-            strip_bos=tokenizer.add_bos,
-        )
-        self.marks = self.renderer.marks
 
 
 class ChatFormat:
@@ -292,13 +236,12 @@ class ChatFormat:
         """
         parts: list[Tokens | ImageSpan] = [self._bos]
         for part in rendered.parts or (rendered.text,):
-            text = part if isinstance(part, str) else part.text
             if not isinstance(part, str) and part.tokens is not None:
                 parts.append(part.tokens)
-            else:
-                parts += self._pieces(
-                    split_marked(text, rendered.images) if rendered.images else [text]
-                )
+                continue
+            text = part if isinstance(part, str) else part.text
+            pieces = split_marked(text, rendered.images) if rendered.images else [text]
+            parts += self._pieces(pieces)
         return self._prompt(parts, dialect)
 
     def _pieces(self, pieces: Sequence[str | ImageFile]) -> Iterator[Tokens | ImageSpan]:
@@ -321,10 +264,11 @@ class ChatFormat:
         for part in parts:
             if isinstance(part, ImageSpan):
                 pictures.append(replace(part, start=n))
-            runs.append(part.tokens if isinstance(part, ImageSpan) else part)
-            n += runs[-1].size
-        tokens = as_tokens(np.concatenate(runs)) if runs else as_tokens([])
-        return dialect.message_starts.prompt(tokens, pictures)
+            tokens = part.tokens if isinstance(part, ImageSpan) else part
+            runs.append(tokens)
+            n += tokens.size
+        joined = as_tokens(np.concatenate(runs)) if runs else as_tokens([])
+        return dialect.message_starts.prompt(joined, pictures)
 
 
 class PreparedChat:
@@ -385,22 +329,15 @@ class PreparedChat:
             raise RequestError("Cannot use both json_schema and grammar")
         if request.grammar:
             return Constraint(request.grammar)
-        if request.schema is None or (self._tools is not None and self._tools.forced):
-            return self._call_constraint()
-        prefill = rendered.prefill if rendered.reply_part == "content" else ""
-        try:
-            alone = reply_constraint(
-                request.schema,
-                self._dialect.tags,
-                self._reply_start(),
-                prefill,
-                self._dialect.controls,
-            )
-        except RequestError as error:
-            raise RequestError(
-                f"Field 'json_schema': JSON schema conversion failed: {error}"
-            ) from error
-        return self._call_constraint(request.schema, prefill) or alone
+        part = self._reply_start()
+        is_forced = self._tools is not None and self._tools.forced
+        schema = None if is_forced else request.schema
+        prefill = ""
+        alone = None
+        if schema is not None:
+            prefill = rendered.prefill if rendered.reply_part == "content" else ""
+            alone = self._schema_constraint(schema, part, prefill)
+        return self._call_constraint(schema, part, prefill) or alone
 
     @cached_property
     def reasoning(self) -> ReasoningLimit | None:
@@ -413,13 +350,16 @@ class PreparedChat:
         recurs = bool(tags.next_message)
         if request.reasoning_budget is None or (rendered.reply_part == "content" and not recurs):
             return None
-        read = (
-            rendered.open_reasoning + rendered.prefill if rendered.reply_part == "reasoning" else ""
-        )
-        n_tokens = request.reasoning_budget
-        message = request.reasoning_budget_message
+        already_read = ""
+        if rendered.reply_part == "reasoning":
+            already_read = rendered.open_reasoning + rendered.prefill
         return reasoning_limit(
-            self._chat.tokenizer, tags, n_tokens, message=message, read=read, recurs=recurs
+            self._chat.tokenizer,
+            tags,
+            request.reasoning_budget,
+            message=request.reasoning_budget_message,
+            read=already_read,
+            recurs=recurs,
         )
 
     def _echo(self) -> ReplyDelta:
@@ -445,13 +385,14 @@ class PreparedChat:
         """
         request = self._request
         assert isinstance(request.messages, list)
-        before = request.messages[: len(request.messages) - self._is_continuation]
-        if not any(
-            each["role"] == "assistant" and each.get("reasoning_content") for each in before
-        ):
-            message = {
-                name: value for name, value in message.items() if name != "reasoning_content"
-            }
+        before = request.messages[:-1] if self._is_continuation else request.messages
+        returns_reasoning = any(
+            earlier["role"] == "assistant" and earlier.get("reasoning_content")
+            for earlier in before
+        )
+        if not returns_reasoning:
+            message = {**message}
+            message.pop("reasoning_content", None)
         try:
             return self._chat.beginning(replace(request, messages=[*before, message]))
         except RequestError:
@@ -477,19 +418,20 @@ class PreparedChat:
         parser = self._dialect.call_format.parser(self._tools, tags, rendered.reply_part)
         if rendered.reply_part == "reasoning" and rendered.prefill.strip():
             parser.feed(rendered.prefill)
-        forgets_tags = (
-            self._dialect.call_format.forgets_tags and self._request.schema is None
-        )  # which requests JSON
+        # With a schema, JSON in the reply is its content, and no call without tags.
+        forgets_tags = self._dialect.call_format.forgets_tags and self._request.schema is None
         if self._tools is not None and forgets_tags and not echo.content.strip():
             parser = BareCallParser(parser, self._tools)
 
         def ended(text: str, tokens: list[int], reply: ParsedReply) -> None:
             message = reply.message(echo)
-            if opening and text.startswith(opening):  # it is part of the header, and of the echo
+            if opening and text.startswith(opening):
+                # It is a part of the header, and of the echo.
                 text = text.removeprefix(opening)
                 message["content"] = echo.content + reply.content.removeprefix(opening)
             marks = self._dialect.marks
-            if header := marks.header(rendered.text, rendered.prefill):
+            header = marks.header(rendered.text, rendered.prefill)
+            if header:
                 marks.replay.remember(
                     message, rendered.place, header, text, self._tokens_of(text, tokens)
                 )
@@ -511,12 +453,22 @@ class PreparedChat:
         if self.rendered.reply_part != "start":
             return self.rendered.reply_part
         tags = self._dialect.tags
-        closed = tags.open not in self._dialect.template.source or self.text.rstrip().endswith(
-            tags.close
-        )
-        return "content" if closed else "start"
+        has_reasoning = tags.open in self._dialect.template.source
+        is_closed = self.text.rstrip().endswith(tags.close)
+        return "start" if has_reasoning and not is_closed else "content"
 
-    def _call_constraint(self, schema: Any = None, prefill: str = "") -> Constraint | None:
+    def _schema_constraint(self, schema: Any, part: ReplyPart, prefill: str) -> Constraint:
+        """Return the constraint on a reply without calls. Raises RequestError."""
+        tags = self._dialect.tags
+        controls = self._dialect.controls
+        try:
+            return reply_constraint(schema, tags, part, prefill, controls)
+        except RequestError as error:
+            raise RequestError(
+                f"Field 'json_schema': JSON schema conversion failed: {error}"
+            ) from error
+
+    def _call_constraint(self, schema: Any, part: ReplyPart, prefill: str) -> Constraint | None:
         """Return the constraint on calls: on the whole reply if one is forced, or if it is JSON by
         ``schema`` otherwise; else from its first call on. Until then it sleeps, which costs
         nothing.
@@ -524,7 +476,7 @@ class PreparedChat:
         tools = self._tools
         if tools is None:
             return None
-        return self._dialect.bound_calls.constraint(tools, self._reply_start(), schema, prefill)
+        return self._dialect.bound_calls.constraint(tools, part, schema, prefill)
 
     def _tokens_of(self, text: str, tokens: list[int]) -> Tokens | None:
         """Return ``tokens`` without the tokens of a character that is cut at the end; None if their

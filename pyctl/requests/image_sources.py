@@ -23,7 +23,7 @@ from urllib.parse import urljoin, urlsplit
 import httpcore
 
 from pyctl.chat.images import ImageReader
-from pyctl.chat.rendering import unreadable
+from pyctl.chat.messages import unreadable
 from pyctl.errors import ContextSizeError, RequestError
 from pyctl.files.image_file import ImageFile
 from pyctl.requests.body_reader import at_most

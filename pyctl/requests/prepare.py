@@ -176,11 +176,12 @@ def _splitter(
     if chat is None:
         return ReplySplitter(ReasoningSplitter(None, "content"))
     is_kept = request.cache_prompt and request.max_tokens != 0
-    if not (service.settings.warm_next and is_alone and is_kept):
-        return chat.splitter()
-    return chat.splitter(
-        lambda message: service.post_reply.add(partial(_prewarm, service, chat, request, message))
-    )
+    prewarms = service.settings.warm_next and is_alone and is_kept
+
+    def prewarm_next(message: dict[str, Any]) -> None:
+        service.post_reply.add(partial(_prewarm, service, chat, request, message))
+
+    return chat.splitter(prewarm_next if prewarms else None)
 
 
 def _prewarm(

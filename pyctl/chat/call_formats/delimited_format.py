@@ -12,15 +12,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pyctl.chat.call_formats.call_format import Chain, TaggedFormat
-from pyctl.chat.call_formats.delimiters import (
-    CallDelimiters,
-    LiteralDelimiters,
-    NameDelimiters,
-    ObjectDelimiters,
-    TagDelimiters,
-    token_texts,
-)
+from pyctl.chat.call_formats.delimiters import CallDelimiters, token_texts
 from pyctl.chat.call_formats.literal import LiteralReader
+from pyctl.chat.call_formats.literal_delimiters import LiteralDelimiters
+from pyctl.chat.call_formats.name_delimiters import NameDelimiters
+from pyctl.chat.call_formats.object_delimiters import ObjectDelimiters
 from pyctl.chat.call_formats.scan import (
     CallScanner,
     NeedMoreInput,
@@ -32,6 +28,7 @@ from pyctl.chat.call_formats.scan import (
     tag_name,
     whole_call,
 )
+from pyctl.chat.call_formats.tag_delimiters import TagDelimiters
 from pyctl.chat.constraint import GrammarBuilder
 from pyctl.chat.reply import (
     ParsedReply,

@@ -6,12 +6,10 @@ import re
 from dataclasses import replace
 
 from pyctl.chat.call_formats.delimited_format import DelimitedFormat
-from pyctl.chat.call_formats.delimiters import (
-    LiteralDelimiters,
-    NameDelimiters,
-    ObjectDelimiters,
-    TagDelimiters,
-)
+from pyctl.chat.call_formats.literal_delimiters import LiteralDelimiters
+from pyctl.chat.call_formats.name_delimiters import NameDelimiters
+from pyctl.chat.call_formats.object_delimiters import ObjectDelimiters
+from pyctl.chat.call_formats.tag_delimiters import TagDelimiters
 from pyctl.chat.reply import BRACKETS, SEED, THINK, ReasoningTags
 
 __all__ = ["FALLBACK", "FAMILIES", "HERMES", "QWEN"]

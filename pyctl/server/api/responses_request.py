@@ -31,7 +31,7 @@ from typing import Any
 
 from msgspec import field
 
-from pyctl.chat.rendering import unreadable
+from pyctl.chat.messages import unreadable
 from pyctl.errors import RequestError
 from pyctl.requests.body import ONE_REPLY
 from pyctl.requests.body_reader import Body, others, refuse

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pyctl.chat.chat_format import ChatFormat
-from pyctl.chat.rendering import check_messages, fit_messages
+from pyctl.chat.messages import check_messages, fit_messages
 from pyctl.chat.template import Template, TemplateCapabilities
 from pyctl.errors import RequestError
 from tests.unit.chat import toy

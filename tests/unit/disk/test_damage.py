@@ -21,7 +21,7 @@ import zstandard
 from pyctl.cache.block_sizes import BlockSizes
 from pyctl.cache.recent import RecentPrompts
 from pyctl.cache.snapshot import Snapshot
-from pyctl.chat.replay import ReplayLog, SampledReply
+from pyctl.chat.replay_log import ReplayLog, SampledReply
 from pyctl.disk.directory import model_in
 from pyctl.disk.file_format import (
     INDEX,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pyctl.chat.rendering import fit_messages
+from pyctl.chat.messages import fit_messages
 from pyctl.chat.template import TemplateCapabilities
 from pyctl.engine.stream import TextStream
 from pyctl.server.api.responses_request import ResponseRequest

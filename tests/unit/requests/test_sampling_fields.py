@@ -11,7 +11,7 @@ from pyctl.errors import RequestError
 from pyctl.prompt import Prompt
 from pyctl.requests.reply_options import ReplyOptions
 from pyctl.requests.sampling_fields import MAX_BIASES, sampling_of, sampling_values
-from pyctl.server.reply import settings_json
+from pyctl.server.reply_json import settings_json
 from tests.unit.chat.toy import chatml_tokenizer
 
 NEVER = -float("inf")
