@@ -32,6 +32,7 @@ from pyctl.server.api import (
     metrics,
     model_routes,
     ollama,
+    ollama_models,
     responses,
     sequences,
     streams,
@@ -191,7 +192,7 @@ _OF_MODEL: tuple[Operation[HttpService], ...] = (
     ),
     Operation("POST", ollama.chat, ("/api/chat",)),
     Operation("POST", ollama.generate, ("/api/generate",)),
-    Operation("POST", ollama.show, ("/api/show",), is_light=True, takes_name=True),
+    Operation("POST", ollama_models.show, ("/api/show",), is_light=True, takes_name=True),
     Operation("POST", ollama.embed, ("/api/embed",)),
     Operation("DELETE", cache_routes.clear, ("/cache",), is_own=True, is_light=True),
     Operation(
@@ -215,8 +216,8 @@ _OF_PROCESS: tuple[Operation[Models], ...] = (
     Operation("POST", completions.control, ("/v1/chat/completions/control",)),
     Operation("POST", _render, (_MARKDOWN_PATH,)),
     Operation("POST", _read_pdf, ("/page/pdf",), is_own=True),
-    Operation("GET", ollama.tags, ("/api/tags",)),
-    Operation("GET", ollama.loaded_models, ("/api/ps",)),
+    Operation("GET", ollama_models.tags, ("/api/tags",)),
+    Operation("GET", ollama_models.loaded_models, ("/api/ps",)),
     Operation("GET", ollama.version, ("/api/version",)),
     *(
         Operation[Models](method, ollama.refuse, ("/api/{name:path}",))

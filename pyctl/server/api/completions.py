@@ -24,7 +24,8 @@ from pyctl.requests.service import Service
 from pyctl.server.app_state import HttpService
 from pyctl.server.http import JsonResponse, encode, frame
 from pyctl.server.models import Models
-from pyctl.server.reply import Reply, identity, settings_json, usage_json
+from pyctl.server.reply import Reply, identity
+from pyctl.server.reply_json import settings_json, usage_json
 from pyctl.server.sending import ReplyResponse, respond
 
 __all__ = ["chat_completions", "completions", "control", "infill", "native_completion"]

@@ -8,8 +8,12 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from pyctl.cache import CacheView
+from pyctl.cache.ports import DiskView
+from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.images import MEDIA_MARKER
 from pyctl.chat.template import TemplateCapabilities
+from pyctl.engine.backend import Placement
 from pyctl.engine.pool_plan import PoolPlan
 from pyctl.engine.request import Request as EngineRequest
 from pyctl.errors import NotSupportedError, RequestError
@@ -20,7 +24,7 @@ from pyctl.requests.reply_options import ReplyOptions
 from pyctl.server.app_state import HttpService
 from pyctl.server.http import JsonResponse
 from pyctl.server.models import Models
-from pyctl.server.reply import settings_json, without_long
+from pyctl.server.reply_json import settings_json, without_long
 
 __all__ = [
     "adapters",
@@ -55,16 +59,10 @@ async def router_props(models: Models, request: Request) -> Response:
 async def props(service: HttpService, request: Request) -> Response:
     """Answer GET /props."""
     info = service.info
-    settings = service.settings
-    chat = service.chat
     server = service.shared.settings
-    defaults = EngineRequest(
-        Prompt.of([]), settings.sampling, settings.n_predict, cache_prompt=settings.cache_prompt
-    )
-    options = ReplyOptions(reasoning_format="none")
     body: dict[str, Any] = {
         "default_generation_settings": {
-            "params": without_long(settings_json(defaults, options, info.draft_types)),
+            "params": _default_params(service),
             "n_ctx": info.n_ctx,
         },
         "total_slots": info.n_seqs,
@@ -72,15 +70,7 @@ async def props(service: HttpService, request: Request) -> Response:
         "model_ftype": info.ftype_name,
         "model_path": info.model_path,
         "model_memory": info.memory,
-        "cache_type_k": info.placement.type_k,
-        "cache_type_v": info.placement.type_v,
-        "n_layers": info.placement.n_layers,
-        "n_gpu_layers": info.placement.n_gpu_layers,
-        "n_placement_rules": info.placement.n_rules,
-        "resolved_settings": [
-            {"flag": flag, "value": value, "reason": reason}
-            for flag, value, reason in info.placement.resolved
-        ],
+        **_placement_json(info.placement),
         "modalities": {"vision": info.vision, "video": False, "audio": False},
         "media_marker": MEDIA_MARKER,
         "endpoint_slots": server.show_slots,
@@ -88,14 +78,7 @@ async def props(service: HttpService, request: Request) -> Response:
         "endpoint_metrics": server.show_metrics,
         "ui": server.show_page,
         "ui_settings": {},
-        "chat_template": chat.template.source,
-        **(
-            {"chat_template_tool_use": chat.template.of_tools.source}
-            if chat.template.of_tools
-            else {}
-        ),
-        "chat_template_caps": _capabilities_json(chat.capabilities),
-        "tool_call_format": chat.tool_dialect.call_format.name,
+        **_chat_json(service.chat),
         "bos_token": info.bos_token,
         "eos_token": info.eos_token,
         "build_info": service.shared.build or info.build,
@@ -106,21 +89,65 @@ async def props(service: HttpService, request: Request) -> Response:
     if info.pool is not None:
         body["kv_pool"] = _pool_json(info.pool)
     view = await asyncio.wrap_future(service.admin.view())
-    body["prefix_cache"] = {
+    body["prefix_cache"] = _cache_json(view)
+    body["full_cache"] = _disk_json(view.disk)
+    return JsonResponse(body)
+
+
+def _default_params(service: HttpService) -> dict[str, Any]:
+    """Return the settings of a request that names none."""
+    settings = service.settings
+    defaults = EngineRequest(
+        Prompt.of([]), settings.sampling, settings.n_predict, cache_prompt=settings.cache_prompt
+    )
+    options = ReplyOptions(reasoning_format="none")
+    return without_long(settings_json(defaults, options, service.info.draft_types))
+
+
+def _placement_json(placement: Placement) -> dict[str, Any]:
+    """Return where the model lies, and the settings that were chosen for it."""
+    return {
+        "cache_type_k": placement.type_k,
+        "cache_type_v": placement.type_v,
+        "n_layers": placement.n_layers,
+        "n_gpu_layers": placement.n_gpu_layers,
+        "n_placement_rules": placement.n_rules,
+        "resolved_settings": [
+            {"flag": flag, "value": value, "reason": reason}
+            for flag, value, reason in placement.resolved
+        ],
+    }
+
+
+def _chat_json(chat: ChatFormat) -> dict[str, Any]:
+    """Return the templates, their abilities and their format of calls."""
+    of_tools = chat.template.of_tools
+    return {
+        "chat_template": chat.template.source,
+        **({"chat_template_tool_use": of_tools.source} if of_tools else {}),
+        "chat_template_caps": _capabilities_json(chat.capabilities),
+        "tool_call_format": chat.tool_dialect.call_format.name,
+    }
+
+
+def _cache_json(view: CacheView) -> dict[str, Any]:
+    return {
         "capacity": view.n_slots,
         "in_use": len(view.snapshots),
         "resident_bytes": view.n_bytes,
         "lifetime_hits": sum(view.totals.hits.values()),
     }
-    disk = view.disk
-    body["full_cache"] = {
+
+
+def _disk_json(disk: DiskView | None) -> dict[str, Any]:
+    """Return the state of the cache on disk, in the form that it also has without one."""
+    return {
         "enabled": disk is not None and disk.policy != "off",
         "in_use": disk.in_use if disk else 0,
         "disk_bytes": disk.n_bytes if disk else 0,
         "lifetime_hits": disk.hits if disk else 0,
         "disk_policy": disk.policy if disk else "off",
     }
-    return JsonResponse(body)
 
 
 def _capabilities_json(capabilities: TemplateCapabilities) -> dict[str, Any]:
@@ -177,9 +204,8 @@ async def change_adapters(service: HttpService, request: Request) -> Response:
     if not isinstance(entries, list):
         raise RequestError("Request body must be an array")
     if service.info.lora:
-        keep_scales(
-            service.info, scales_of(entries) or [(-1, 0.0)]
-        )  # here, an empty list is 0 for all
+        # Unlike in a request, an empty list means 0 for all.
+        keep_scales(service.info, scales_of(entries) or [(-1, 0.0)])
     return JsonResponse({"success": True})
 
 

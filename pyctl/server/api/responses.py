@@ -44,7 +44,8 @@ from pyctl.server.api.responses_request import ResponseRequest, ResponsesBody, s
 from pyctl.server.api.token_counts import n_input_tokens
 from pyctl.server.app_state import HttpService
 from pyctl.server.http import JsonResponse, error_body, named_frames
-from pyctl.server.reply import EventReply, progress_json, timings_json
+from pyctl.server.reply import EventReply
+from pyctl.server.reply_json import progress_json, timings_json
 from pyctl.server.sending import respond
 from pyctl.text import random_id
 

@@ -21,7 +21,7 @@ from pyctl.requests.reply_options import ReplyOptions
 from pyctl.server.app_state import HttpService
 from pyctl.server.http import JsonResponse
 from pyctl.server.middleware import sees_texts
-from pyctl.server.reply import settings_json, without_long
+from pyctl.server.reply_json import settings_json, without_long
 
 __all__ = ["act", "sequence_json", "show"]
 

@@ -6,13 +6,11 @@ from typing import Any
 import pytest
 
 from pyctl.errors import EngineError
-from pyctl.requests.body import ChatBody
 from pyctl.requests.reply_settings import ReplySettings
-from pyctl.server.api.ollama import chat_body
 from tests.pictures import GridReader
 from tests.unit.chat import toy
 from tests.unit.server.api.test_images import URL, openai, prompt_of
-from tests.unit.server.fake import HI, N_CTX, Bench, fail, play
+from tests.unit.server.fake import HI, Bench, fail, play
 from tests.unit.server.parts import sent_in_silence
 
 TOOL = {
@@ -35,12 +33,6 @@ def lines(bench: Bench, path: str, body: dict[str, Any]) -> list[Any]:
 def tokens(bench: Bench, path: str, body: dict[str, Any]) -> list[int]:
     """Return the prompt of a request."""
     return list(prompt_of(bench, path, body).tokens.tolist())
-
-
-def read(**values: Any) -> ChatBody:
-    body = chat_body({"model": "any:latest", "messages": HI, **values})
-    assert isinstance(body, ChatBody)
-    return body
 
 
 def test_a_chat_streams_unless_it_says_no() -> None:
@@ -104,46 +96,6 @@ def test_images() -> None:
     )
     blind = Bench(play("x")).post("/api/chat", {"messages": [message]})
     assert (blind.status_code, "mmproj" in blind.json()["error"]) == (400, True)
-
-
-def test_options() -> None:
-    sampling = {
-        "temperature": 0.5,
-        "top_k": 3,
-        "top_p": 0.5,
-        "min_p": 0.25,
-        "seed": 9,
-        "repeat_penalty": 1.5,
-    }
-    options = {**sampling, "num_predict": 7, "num_ctx": 512, "num_gpu": 1, "stop": ["x"]}
-    body = read(options=options, keep_alive="5m", cache_prompt=False)
-    assert (body.stops.max_tokens, body.stops.stop, body.cache_prompt, body.options.stream) == (
-        7,
-        ("x",),
-        False,
-        True,
-    )
-    assert body.sampling == sampling
-    for n in (0, -1, -2):
-        assert read(options={"num_predict": n}).stops.max_tokens == -1
-    assert read(options={"num_predict": 2**53}).stops.max_tokens == 2**31 - 1
-    assert (read().stops.max_tokens, read(stream=False).options.stream) == (None, False)
-
-
-def test_think_and_format() -> None:
-    assert read().conversation.chat_template_kwargs == {}
-    for think in (True, False):
-        assert read(think=think).conversation.chat_template_kwargs == {"enable_thinking": think}
-    assert [
-        read(think=level).conversation.reasoning_effort for level in ("low", "high", "max")
-    ] == [
-        "low",
-        "high",
-        "high",
-    ]
-    assert read(format="").structured.schema() is None
-    assert read(format="json").structured.schema() == {"type": "object"}
-    assert read(format={"type": "string"}).structured.schema() == {"type": "string"}
 
 
 @pytest.mark.parametrize(
@@ -263,27 +215,20 @@ def test_an_empty_request_only_has_the_model_loaded() -> None:
     assert not bench.worker.requests
 
 
-def test_facts() -> None:
-    client = Bench(play("x"), TOOLS, images=GridReader()).client
-    (model,) = client.get("/api/tags").json()["models"]
-    assert (model["name"], model["model"], model["size"]) == ("toy-1:latest", "toy-1:latest", 2000)
-    assert model["details"]["parameter_size"] == "1.0K"
-    (loaded,) = client.get("/api/ps").json()["models"]
-    assert (loaded["digest"], loaded["context_length"]) == (model["digest"], N_CTX)
-    shown = client.post("/api/show", json={"model": "anything"}).json()
-    assert {"completion", "tools", "vision"} <= set(shown["capabilities"])
-    assert shown["model_info"]["qwen35.context_length"] == N_CTX
-    assert all(part.isdecimal() for part in client.get("/api/version").json()["version"].split("."))
-    for method, path in (
-        ("HEAD", "blobs/sha256:0"),
-        ("POST", "blobs/sha256:0"),
-        ("DELETE", "delete"),
-        ("POST", "copy"),
-        ("POST", "embeddings"),
-        ("GET", "chat"),
-        ("POST", "of/a/later/release"),
-    ):
-        assert client.request(method, f"/api/{path}").status_code == 501
+def test_embeddings() -> None:
+    bench = Bench(replies=ReplySettings(embeddings=True), pooling="mean")
+    body = bench.post("/api/embed", {"model": "m", "input": ["abc", "a"]}).json()
+    assert [sum(x * x for x in vector) for vector in body["embeddings"]] == pytest.approx(
+        [1.0, 1.0]
+    )
+    assert body["prompt_eval_count"] == 4
+    assert bench.post("/api/embed", {"input": "abc", "dimensions": 1}).json()["embeddings"] == [
+        [1.0]
+    ]
+    assert bench.post("/api/embed", {"input": []}).json()["embeddings"] == []
+    n = bench.service.admin.n_embed
+    assert bench.post("/api/embed", {"input": "a" * (n + 9)}).json()["prompt_eval_count"] == n
+    assert bench.post("/api/embed", {"input": "a" * (n + 9), "truncate": False}).status_code == 400
 
 
 def test_the_list_of_models_has_no_slash_at_its_end() -> None:
@@ -304,19 +249,3 @@ def test_one_model_by_its_name(name: str, status: int) -> None:
         assert (response.json()["id"], response.json()["object"]) == (name, "model")
     else:
         assert response.json()["error"]["type"] == "not_found_error"
-
-
-def test_embeddings() -> None:
-    bench = Bench(replies=ReplySettings(embeddings=True), pooling="mean")
-    body = bench.post("/api/embed", {"model": "m", "input": ["abc", "a"]}).json()
-    assert [sum(x * x for x in vector) for vector in body["embeddings"]] == pytest.approx(
-        [1.0, 1.0]
-    )
-    assert body["prompt_eval_count"] == 4
-    assert bench.post("/api/embed", {"input": "abc", "dimensions": 1}).json()["embeddings"] == [
-        [1.0]
-    ]
-    assert bench.post("/api/embed", {"input": []}).json()["embeddings"] == []
-    n = bench.service.admin.n_embed
-    assert bench.post("/api/embed", {"input": "a" * (n + 9)}).json()["prompt_eval_count"] == n
-    assert bench.post("/api/embed", {"input": "a" * (n + 9), "truncate": False}).status_code == 400
