@@ -407,6 +407,7 @@ def _placed_snapshots(cache: RamCache, known: KnownParts) -> list[_Placed]:
 def _snapshot_view(
     placed: _Placed, shared: int, *, is_on_disk: bool, is_pinned: bool, now: float
 ) -> SnapshotView:
+    """Return a snapshot as clients see it, at the time ``now``."""
     snapshot = placed.snapshot
     delta = placed.delta
     row_bytes, device_bytes = delta.n_bytes()

@@ -27,7 +27,7 @@ _MIN_NUMBER = 1e-6
 
 def number_bounds(schema: JsonObject, *, whole: bool) -> JsonDict:
     """Return the bounds of a number, always some if it is ``whole``. Bounds of other numbers that
-    are too fine or too large are dropped.
+    are too fine or too large are dropped. Raises RequestError.
     """
     bounds: JsonDict = {}
     for key in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"):

@@ -172,7 +172,7 @@ _READERS: dict[object, Reader] = {
     list[Any]: items,
     Any: _unchanged,
 }
-"""The reader of a field without one of its own, by its type."""
+"""The readers by type, for fields whose annotation has none."""
 
 # -- bodies
 # ----------------------------------------------------------------------------------

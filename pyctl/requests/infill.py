@@ -28,8 +28,8 @@ def infill_prompt(service: Service, body: InfillBody) -> list[int]:
 
     Prefix and suffix are cut to the tokens next to the gap that fit into a batch, three parts to
     one; the extra context fills the rest. ``prompt`` is the beginning of the text that fills the
-    gap: it comes last, as in llama-server's README. The shares are those of llama-server's
-    format_prompt_infill.
+    gap: it comes last, as in llama-server's README. The shares are as in
+    llama-server's format_prompt_infill.
     """
     settings = service.settings
     tokenizer = service.tokenizer

@@ -194,6 +194,9 @@ class DelimitedScanner(CallScanner):
         return name, pos
 
     def _value_begin(self, final: bool) -> bool:
+        """Read the line break before a value where values are on separate lines; False if more
+        input is needed.
+        """
         assert isinstance(self._delimiters, TagDelimiters)
         if not self._held and not final:
             return False

@@ -148,8 +148,8 @@ def _generation(values: Mapping[str, Any], body: OllamaBody) -> dict[str, Any]:
 
 
 def _options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a completion for Ollama's ``options``; those of the loader are left
-    out.
+    """Return the fields of a completion for Ollama's ``options``; options of the
+    loader are left out.
     """
     fields = {name: value for name, value in options.items() if name in _SAMPLING or name == "stop"}
     n_predict = options.get("num_predict")

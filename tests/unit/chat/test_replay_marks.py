@@ -26,12 +26,12 @@ def test_a_remembered_reply_takes_the_place_of_its_mark() -> None:
     assert place == places([HI, YES, HI])[-1]
     (marked,) = attempts
     assert [message["role"] for message in marked] == ["user", "assistant", "user"]
-    before, after = f"{START}user\nHi", f"{START}user\nHi"
-    text = f"{before}{HEADER}{marked[1]['content']}{after}"
+    question = f"{START}user\nHi"
+    text = f"{question}{HEADER}{marked[1]['content']}{question}"
     first, reply, last = marks.parts(text, replayed)
-    assert first == before + HEADER
+    assert first == question + HEADER
     assert reply.text == "raw"
-    assert last == after
+    assert last == question
 
 
 def test_a_mark_after_another_header_replaces_nothing() -> None:
