@@ -373,12 +373,12 @@ def view_of(
             )
         )
         before = placed
-    budget = -1 if cache.budget is None else cache.budget
+    limit = -1 if cache.budget.limit is None else cache.budget.limit
     copied = CacheStats(**asdict(totals))
     return CacheView(
         cache.budget.n_slots,
         cache.n_bytes,
-        budget,
+        limit,
         cache.evictor.n_evicted,
         copied,
         tuple(views),

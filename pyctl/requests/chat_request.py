@@ -48,11 +48,8 @@ def chat_request(service: Service, body: ConversationBody, fetched: Fetched) -> 
         raise RequestError(
             "'add_generation_prompt' and 'continue_final_message' exclude each other"
         )
-    messages = body.messages
-    if service.chat.images is not None:
-        messages = load_images(messages, service, fetched)
     return ChatRequest(
-        messages,
+        load_images(body.messages, service.image_sources(fetched)),
         tools=body.tools,
         tool_choice=body.tool_choice,
         parallel_tool_calls=parallel_calls(service, body.parallel_tool_calls),

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from pyctl.cache import DiskPolicy
+from pyctl.cache.disk_policy import DiskPolicy
 from pyctl.chat.chat_format import PreparedChat
 from pyctl.chat.constraint import Constraint
 from pyctl.chat.reply import ReasoningSplitter, ReplySplitter

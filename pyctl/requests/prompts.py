@@ -128,7 +128,7 @@ def _read_prompt(value: Any, service: Service, fetched: Fetched) -> tuple[Prompt
     if isinstance(value, dict):
         data = value.get("multimodal_data")
         if data is not None:
-            images = data_images(data, service, fetched) if data else []
+            images = data_images(data, service.image_sources(fetched)) if data else []
         value = value.get("prompt_string")
     if isinstance(value, str):
         return service.chat.prompt_from_text(value, images), value

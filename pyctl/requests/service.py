@@ -12,8 +12,9 @@ from pyctl.chat.chat_format import ChatFormat
 from pyctl.engine.backend import EngineInfo
 from pyctl.engine.worker import Worker
 from pyctl.processes.process_memory import give_back
+from pyctl.requests.image_sources import ImageSources
 from pyctl.requests.reply_settings import ReplySettings
-from pyctl.requests.request_pool import PostReplyQueue, RequestPool
+from pyctl.requests.request_pool import Fetched, PostReplyQueue, RequestPool
 
 __all__ = ["Service", "SharedState"]
 
@@ -66,6 +67,15 @@ class Service:
     def disk_policy(self) -> DiskPolicy:
         """The default disk policy of requests."""
         return DiskPolicy.of_server(self.settings.disk_policy)
+
+    def image_sources(self, fetched: Fetched) -> ImageSources | None:
+        """Return the sources of a request's images, None for a model that reads none."""
+        reader = self.chat.images
+        if reader is None:
+            return None
+        return ImageSources(
+            reader, fetched, n_ctx=self.info.n_ctx, media_path=self.shared.media_path
+        )
 
     def text_of(self, tokens: Sequence[int]) -> str:
         """Return the text of ``tokens`` for display."""

@@ -11,7 +11,7 @@ from pyctl.engine.backend import TopTokens
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, DraftCounts, Piece, Progress, Timings
 from pyctl.requests.prepared_reply import PreparedReply
-from pyctl.server.app_state import HttpService
+from pyctl.requests.service import Service
 from pyctl.server.http import PING, ErrorForm, encode, error_body, frame, named_frames
 from pyctl.server.reply_json import cache_json, probs_json, progress_json, timings_json
 from pyctl.text import random_id

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypeAlias
 
-from pyctl.cache import RequestStats
+from pyctl.cache.cache_stats import RequestStats
 from pyctl.chat.cached_tokenizer import Tokenizer
 from pyctl.engine.backend import TopTokens
 from pyctl.engine.request import Done, Progress, Request, Timings

@@ -8,7 +8,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pyctl.cache import CacheView
+from pyctl.cache.cache_stats import CacheView
 from pyctl.cache.ports import DiskView
 from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.images import MEDIA_MARKER

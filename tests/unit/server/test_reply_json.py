@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pyctl.cache import RequestStats
+from pyctl.cache.cache_stats import RequestStats
 from pyctl.engine.request import DraftCounts, Progress, Request, Timings
 from pyctl.engine.sampling import Sampling
 from pyctl.prompt import Prompt
