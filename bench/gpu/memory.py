@@ -16,9 +16,8 @@ from pathlib import Path
 
 from bench.gpu.machine import describe
 from bench.gpu.servers import weights_of
-from pyctl.llama.draft.draft_file import count_heads
 from pyctl.llama.fit import breakdown
-from pyctl.llama.library.devices import devices
+from pyctl.llama.library.devices import count_heads, devices, tensor_bytes
 from pyctl.llama.loader import load
 from pyctl.llama.settings.draft_settings import DraftSettings
 from pyctl.llama.settings.model_settings import ModelSettings
@@ -87,7 +86,7 @@ def main() -> None:
             right &= measured(settings, DraftSettings())
         if options.encoder:
             right &= measured(plain, DraftSettings(), VisionSettings(str(options.encoder)))
-        if count_heads(model):
+        if count_heads(tensor_bytes(model)):
             right &= measured(plain, DraftSettings(draft_types=("draft-mtp",)))
     sys.exit(not right)
 

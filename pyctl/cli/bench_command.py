@@ -194,10 +194,10 @@ def _head_flags(settings: CommandSettings, flags: Sequence[str]) -> tuple[str, .
     if not drafts.is_automatic and (drafts.draft_types or drafts.draft_path):
         return ()
     # Only now: the import loads llama.cpp.
-    from pyctl.llama.draft.draft_file import count_heads
+    from pyctl.llama.library.devices import count_heads, tensor_bytes
 
     try:
-        n_heads = count_heads(Path(flags[1]))
+        n_heads = count_heads(tensor_bytes(Path(flags[1])))
     except ModelError as error:
         raise ConfigError(str(error)) from error
     return (

@@ -13,14 +13,13 @@ from pyctl.engine.backend import EngineInfo
 from pyctl.llama.draft.draft_model import Attach, DraftModel
 from pyctl.llama.embedder import Embedder
 from pyctl.llama.fingerprint import fingerprint, shared_split
-from pyctl.llama.fit.pool_fit import fit_all
+from pyctl.llama.fit.fitting import fit_all
 from pyctl.llama.fit.resolve import resolve
 from pyctl.llama.images.image_encoder import ImageEncoder
 from pyctl.llama.images.make_encoder import make_encoder
 from pyctl.llama.library import extension
 from pyctl.llama.library.bindings import api
-from pyctl.llama.library.device_loss import lose, when_aborted
-from pyctl.llama.library.devices import check_gguf, start_backends
+from pyctl.llama.library.devices import start_backends
 from pyctl.llama.library.llama_tokenizer import LlamaTokenizer
 from pyctl.llama.llama_backend import ContextLimits, LlamaBackend, ModelOpener, OpenModel
 from pyctl.llama.memory.context_memory import ContextMemory
@@ -30,7 +29,7 @@ from pyctl.llama.open_model import load_model, make_context, open_embedder, read
 from pyctl.llama.settings.draft_settings import DraftSettings
 from pyctl.llama.settings.memory_plan import MemoryPlan
 from pyctl.llama.settings.model_settings import NUMA, ModelSettings
-from pyctl.llama.settings.params import ModelParams, context_params
+from pyctl.llama.settings.params import ModelParams, context_params, without_texts
 from pyctl.llama.settings.pool_settings import PoolSettings
 from pyctl.llama.settings.resolved import NO_DRAFTS, Resolved
 from pyctl.llama.settings.vision_settings import VisionSettings
@@ -83,8 +82,8 @@ def load(
     stopped loading.
     """
     _start(settings)
-    vocabulary = read_vocabulary(settings)
     wanted = resolve(settings, drafts or NO_DRAFTS)
+    vocabulary = read_vocabulary(settings)
     encoder = make_encoder(wanted, vision) if _can_see(vision) else None
     usage = encoder.usage if encoder is not None else None
     resolved = fit_all(wanted, usage, pool if _can_pool(pool) else None)
@@ -99,12 +98,11 @@ def load(
 
 
 def _start(settings: ModelSettings) -> None:
-    """Start llama.cpp's backends. Raises ModelError if the model's file is none."""
+    """Start llama.cpp's backends."""
     start_backends()
     when_aborted(lose)
     if settings.numa:
         api.llama_numa_init(NUMA[settings.numa])
-    check_gguf(Path(settings.path))
 
 
 def _can_see(vision: VisionSettings | None) -> TypeGuard[VisionSettings]:
@@ -148,11 +146,8 @@ class _Opener(ModelOpener):
 
     def open(self) -> OpenModel:
         resolved = self._resolved
-        params = ModelParams(
-            resolved.model,
-            with_head=resolved.drafts.uses_own_head,
-            with_vocabulary=self.needs_texts,
-        )
+        settings = resolved.model if self.needs_texts else without_texts(resolved)
+        params = ModelParams(settings, with_head=resolved.drafts.uses_own_head)
         model = load_model(Path(resolved.model.path), params, self._progress)
         try:
             ctx = make_context(model, resolved.model, context_params(resolved, resolved.n_cells))

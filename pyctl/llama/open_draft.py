@@ -19,7 +19,6 @@ from pyctl.llama.settings.params import (
     ModelParams,
     check_head,
     context_params,
-    draft_cells,
     head_params,
 )
 from pyctl.llama.settings.resolved import Resolved
@@ -60,7 +59,9 @@ def _open_file(resolved: Resolved, trunk: Any, trunk_ctx: Any, attach: Attach) -
     draft = resolved.draft_file
     drafts = resolved.drafts
     path = Path(drafts.draft_path)
-    layers = check_target(path, trunk) if drafts.has(*FEATURE_TYPES) else ()
+    layers: tuple[int, ...] = ()
+    if drafts.has(*FEATURE_TYPES):
+        layers = check_target(draft.file_head, drafts.draft_path, trunk)
     model = load_model(path, ModelParams(draft.model, with_head=drafts.has("draft-mtp")))
     ctx = None
     try:
@@ -75,7 +76,7 @@ def _open_file(resolved: Resolved, trunk: Any, trunk_ctx: Any, attach: Attach) -
         if drafts.reads_rows:
             params = head_params(draft, trunk_ctx, n_ctx)
         else:
-            params = context_params(draft, draft_cells(resolved, n_ctx))
+            params = context_params(draft, resolved.draft_cells(n_ctx))
         ctx = make_context(model, draft.model, params)
         return _draft_model(resolved, model, ctx, trunk, layers, attach)
     except BaseException:

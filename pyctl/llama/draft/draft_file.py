@@ -10,7 +10,14 @@ from typing import Any
 from pyctl.errors import ModelError
 from pyctl.llama.library import extension
 from pyctl.llama.library.bindings import api
-from pyctl.llama.library.devices import check_gguf, file_head, model_files, tensor_bytes
+from pyctl.llama.library.devices import (
+    FileHead,
+    check_gguf,
+    count_heads,
+    file_head,
+    model_files,
+    tensor_bytes,
+)
 from pyctl.llama.settings.draft_settings import (
     BLOCK_TYPES,
     FEATURE_TYPES,
@@ -22,19 +29,11 @@ __all__ = [
     "BlockShape",
     "block_shape",
     "check_target",
-    "count_heads",
     "vocabulary_difference",
     "with_inferred_type",
 ]
 
 log = logging.getLogger(__name__)
-
-
-def count_heads(path: Path) -> int:
-    """Return the number of draft heads in the GGUF file ``path``. Raises ModelError if it cannot be
-    read.
-    """
-    return sum(name.endswith(".nextn.eh_proj.weight") for name in tensor_bytes(path))
 
 
 def type_of(path: Path) -> str:
@@ -46,7 +45,7 @@ def type_of(path: Path) -> str:
         return "draft-eagle3"
     if head.arch == "dflash":
         return "draft-dspark" if head.has("markov_w1.weight") else "draft-dflash"
-    return "draft-mtp" if count_heads(path) > 0 else "draft-simple"
+    return "draft-mtp" if count_heads(tensor_bytes(path)) > 0 else "draft-simple"
 
 
 @dataclass(frozen=True)
@@ -88,13 +87,12 @@ def block_shape(path: Path) -> BlockShape:
     return BlockShape(type, maximum, is_anchored, number("selector_top_k", 0), is_causal, is_sure)
 
 
-def check_target(path: Path, target: Any) -> tuple[int, ...]:
-    """Return the layers of the llama_model ``target`` whose inputs the file ``path`` reads; -1: the
-    output of the last.
+def check_target(head: FileHead, path: str, target: Any) -> tuple[int, ...]:
+    """Return the layers of the llama_model ``target`` whose inputs the file ``path`` with ``head``
+    reads; -1: the output of the last.
 
     Raises ModelError if the target has no such layers, or another width or vocabulary.
     """
-    head = file_head(model_files(path)[0])
     n_layers = int(api.llama_model_n_layer(target))
     layers = head.numbers.get("target_layers", ())
     width = int(api.llama_model_n_embd(target))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pyctl.llama.draft.draft_file import with_inferred_type
-from pyctl.llama.fit.dry_runs import dry_run, plan_whole
+from pyctl.llama.fit.context_fit import ContextRange, known_sum, whole_context
+from pyctl.llama.fit.dry_runs import dry_run
 from pyctl.llama.images.make_encoder import make_encoder
 from pyctl.llama.library.devices import devices, host_available
 from pyctl.llama.settings.draft_settings import DraftSettings
@@ -31,7 +32,14 @@ def wanted_memory(
     if vision.mmproj_path and not vision.is_optional:
         usage = make_encoder(resolved, vision).usage
     with dry_run(resolved, usage) as run:
-        return plan_whole(run, resolved.model, [device.total for device in devices()])
+        contexts = ContextRange(
+            given=settings.n_ctx,
+            n_ctx_train=run.n_ctx_train,
+            least=settings.fit_ctx,
+            can_reduce=False,
+            memory_bytes=known_sum(device.total for device in devices()),
+        )
+        return whole_context(run.plan, contexts)
 
 
 def has_room(plan: MemoryPlan, *, is_known: bool) -> bool:

@@ -7,7 +7,6 @@ import logging
 from pyctl.llama.draft.draft_file import with_inferred_type
 from pyctl.llama.fit.split import with_split
 from pyctl.llama.library import extension
-from pyctl.llama.library.devices import file_head
 from pyctl.llama.settings.draft_settings import DraftSettings
 from pyctl.llama.settings.model_settings import ModelSettings
 from pyctl.llama.settings.resolved import NO_DRAFTS, Resolved
@@ -60,4 +59,4 @@ def _has_shared_indexer(resolved: Resolved) -> bool:
     would depend on other sequences. Raises ModelError if the file cannot be read.
     """
     has_indexer = any(".indexer" in name for name in resolved.tensors)
-    return has_indexer and file_head(resolved.path).arch != CHOOSES_OWN_ROWS
+    return has_indexer and resolved.file_head.arch != CHOOSES_OWN_ROWS

@@ -7,7 +7,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -29,6 +29,7 @@ __all__ = [
     "FileTensor",
     "backend_function",
     "check_gguf",
+    "count_heads",
     "devices",
     "element_bytes",
     "file_head",
@@ -435,3 +436,8 @@ def tensor_bytes(path: Path) -> Mapping[str, int]:
         for file in model_files(path)
         for tensor in file_head(file).tensors
     }
+
+
+def count_heads(tensors: Iterable[str]) -> int:
+    """Return the number of draft heads of the model with ``tensors``, which are names."""
+    return sum(name.endswith(".nextn.eh_proj.weight") for name in tensors)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pyctl.errors import ModelError
 from pyctl.llama.library.bindings import api
-from pyctl.llama.library.devices import TYPES, devices, file_head, missing_text, model_files
-from pyctl.llama.library.library_log import forget_log_errors, last_log_error
+from pyctl.llama.library.devices import TYPES, devices, missing_text
+from pyctl.llama.library.native import forget_log_errors, last_log_error
 from pyctl.llama.settings.model_settings import (
     FLASH_MODES,
     LAZY_MODES,
@@ -25,9 +26,9 @@ __all__ = [
     "ModelParams",
     "check_head",
     "context_params",
-    "draft_cells",
     "head_params",
     "layer_bytes",
+    "without_texts",
 ]
 
 
@@ -42,13 +43,10 @@ class ModelParams:
     the load.
 
     ``stopped``: the callback of `report` ended the load. ``with_head`` also loads the draft head.
-    Without ``with_vocabulary`` tokens are numbers without texts, which saves most of the time of a
-    load without weights. Raises ModelError for unknown devices and buffer types.
+    Raises ModelError for unknown devices and buffer types.
     """
 
-    def __init__(
-        self, settings: ModelSettings, *, with_head: bool = False, with_vocabulary: bool = True
-    ) -> None:
+    def __init__(self, settings: ModelSettings, *, with_head: bool = False) -> None:
         """Fill ``struct`` from ``settings``. Raises ModelError for unknown devices and buffer
         types, and for more shares of a tensor split than devices.
         """
@@ -76,12 +74,8 @@ class ModelParams:
             params.devices = self._devices(settings.devices)
         if settings.placements:
             params.tensor_buft_overrides = self._placements(settings)
-        metadata = (
-            *(() if with_vocabulary else _no_vocabulary(settings)),
-            *settings.metadata,
-        )  # the first one counts
-        if metadata:
-            params.kv_overrides = self._metadata(metadata)
+        if settings.metadata:
+            params.kv_overrides = self._metadata(settings.metadata)
 
     def load(self, path: str, what: str = "the model") -> Any:
         """Return the llama_model of the file ``path``. ModelError if that fails, but not if the
@@ -157,14 +151,22 @@ class ModelParams:
         return ctypes.cast(array, ctypes.c_void_p)
 
 
-def _no_vocabulary(settings: ModelSettings) -> tuple[tuple[str, int | str], ...]:
-    """Return metadata that keep llama.cpp from reading the texts of the vocabulary; none if the
-    file has no tokens.
+def without_texts(resolved: Resolved) -> ModelSettings:
+    """Return the model's settings with metadata that keep llama.cpp from reading the texts of the
+    vocabulary, which takes most of the time of a load without weights.
+
+    Tokens are then numbers. The settings are unchanged if the file has no tokens. Raises ModelError
+    if the file cannot be read.
     """
-    head = file_head(model_files(Path(settings.path))[0])
+    settings = resolved.model
+    head = resolved.file_head
     if not (head.arch and head.n_vocab) or "tokenizer.ggml.model" in dict(settings.metadata):
-        return ()
-    return ("tokenizer.ggml.model", "no_vocab"), (f"{head.arch}.vocab_size", head.n_vocab)
+        return settings
+    no_texts = (
+        ("tokenizer.ggml.model", "no_vocab"),
+        (f"{head.arch}.vocab_size", head.n_vocab),
+    )
+    return replace(settings, metadata=(*no_texts, *settings.metadata))  # the first one counts
 
 
 def layer_bytes(model: Any) -> int:
@@ -226,13 +228,6 @@ def context_params(resolved: Resolved, n_ctx: int) -> Any:
     return params
 
 
-def draft_cells(resolved: Resolved, n_cells: int) -> int:
-    """Return the cells of a separate draft model for ``n_cells`` of the model: as many, and the
-    last draft of each sequence.
-    """
-    return n_cells + resolved.model.n_seqs * resolved.drafts.n_draft
-
-
 def head_params(draft: Resolved, trunk: Any, n_ctx: int) -> Any:
     """Return a llama_context_params for a ``draft`` model or head that reads the context
     ``trunk``, for ``n_ctx`` tokens of that.
@@ -241,7 +236,7 @@ def head_params(draft: Resolved, trunk: Any, n_ctx: int) -> Any:
     n_seqs = draft.model.n_seqs
     is_head = drafts.has("draft-mtp")
     # A block takes one cell more than it drafts.
-    n_cells = n_ctx if is_head else draft_cells(draft, n_ctx) + n_seqs
+    n_cells = n_ctx if is_head else draft.draft_cells(n_ctx) + n_seqs
     params = context_params(draft, n_cells)
     params.ctx_other = trunk
     if is_head:

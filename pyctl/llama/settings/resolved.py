@@ -16,7 +16,16 @@ from typing import Any, NamedTuple
 
 from pyctl.engine.draft.cache_drafts import LONGEST
 from pyctl.llama.library.bindings import api
-from pyctl.llama.library.devices import Device, devices, tensor_bytes
+from pyctl.llama.library.devices import (
+    Device,
+    FileHead,
+    count_heads,
+    devices,
+    element_bytes,
+    file_head,
+    model_files,
+    tensor_bytes,
+)
 from pyctl.llama.settings.draft_settings import MODEL_TYPES, DraftSettings
 from pyctl.llama.settings.memory_plan import MemoryPlan
 from pyctl.llama.settings.model_settings import ModelSettings
@@ -180,11 +189,26 @@ class Resolved:
         return Path(self.model.path)
 
     @property
+    def file_head(self) -> FileHead:
+        """The metadata of the model's first file. Raises ModelError if it cannot be read."""
+        return file_head(model_files(self.path)[0])
+
+    @property
     def tensors(self) -> Mapping[str, int]:
         """The bytes of the tensors in the model's files by name. Raises ModelError if one cannot be
         read.
         """
         return tensor_bytes(self.path)
+
+    @property
+    def n_heads(self) -> int:
+        """The draft heads in the model's own files. Raises ModelError if one cannot be read."""
+        return count_heads(self.tensors)
+
+    @property
+    def element_bytes(self) -> tuple[float, float]:
+        """The bytes of an element of K and of V."""
+        return element_bytes(self.model.type_k), element_bytes(self.model.type_v)
 
     @property
     def batch_cost(self) -> int:
@@ -242,6 +266,12 @@ class Resolved:
     def n_pool_cells(self) -> int:
         """The cells of a context with a pool."""
         return max(padded(self.model.n_ubatch + TRIAL_CELLS), MIN_POOL_CELLS)
+
+    def draft_cells(self, n_cells: int) -> int:
+        """Return the cells of a separate draft model for ``n_cells`` of the model: as many, and the
+        last draft of each sequence.
+        """
+        return n_cells + self.model.n_seqs * self.drafts.n_draft
 
     def max_tokens(self, n_cells: int) -> int:
         """Return the limit of one sequence in a context of ``n_cells``."""

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from pyctl.errors import ModelError
-from pyctl.llama.fit import fitting as fit
-from pyctl.llama.fit import pool_fit
+from pyctl.llama.fit import dry_runs, fitting
+from pyctl.llama.fit.draft_fit import DraftChoice
+from pyctl.llama.fit.dry_runs import DryRun, MemoryMeter
 from pyctl.llama.library.devices import Device
 from pyctl.llama.loader import load
 from pyctl.llama.settings.draft_settings import AUTOMATIC, PRIVATE, DraftSettings
@@ -36,6 +37,7 @@ class Run:
 
     n_ctx_train = 262_144
     n_layers = 64
+    tensors: ClassVar[dict[str, int]] = {}
 
     def __init__(
         self,
@@ -94,16 +96,17 @@ def fitted(monkeypatch: pytest.MonkeyPatch) -> Fit:
     ) -> DraftSettings:
         @contextmanager
         def stub(resolved: Resolved, *_: object) -> Iterator[Run]:
-            if resolved.drafts.n_draft >= fails:
+            if resolved.drafts.draft_types and resolved.drafts.n_draft >= fails:
                 raise ModelError("no memory for the states")
             yield Run(resolved.model, resolved.drafts, free, on_host, states=states)
 
-        monkeypatch.setattr(fit, "dry_run", stub)
-        monkeypatch.setattr(fit, "count_heads", lambda _: heads)
+        monkeypatch.setattr(dry_runs, "dry_run", stub)
+        monkeypatch.setattr(Resolved, "n_heads", heads)
         settings = ModelSettings(path="m.gguf", **{"n_seqs": 4, **fields})
-        found = fit.fit_drafts(Resolved(settings, drafts, gpus=(GPU,)))
-        if found.plan is not None:
-            assert fit.fit_settings(found) == fit.fit_settings(replace(found, plan=None))
+        resolved = Resolved(settings, drafts, gpus=(GPU,))
+        found = fitting.fit_settings(resolved)
+        again = fitting.fit_settings(replace(resolved, drafts=found.drafts))
+        assert (found.model, found.plan) == (again.model, again.plan)
         return found.drafts
 
     return run_with
@@ -190,12 +193,13 @@ def test_a_head_that_is_chosen_drafts(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    fit_drafts, fitted = fit.fit_drafts, fit.plan_fitting
+    choose_drafts = fitting.choose_drafts
+    fitted = dry_runs.fitting_context
 
-    def fit_as_on_gpu(resolved: Resolved, vision: None) -> Resolved:
-        return replace(fit_drafts(replace(resolved, gpus=(GPU,)), vision), gpus=())
+    def choose_as_on_gpu(meter: MemoryMeter, drafts: DraftSettings, **given: Any) -> DraftChoice:
+        return choose_drafts(meter, drafts, **{**given, "has_gpu": True})
 
-    monkeypatch.setattr(pool_fit, "fit_drafts", fit_as_on_gpu)
+    monkeypatch.setattr(fitting, "choose_drafts", choose_as_on_gpu)
 
     def without_host(*given: Any) -> MemoryPlan:
         plan = fitted(*given)
@@ -204,12 +208,16 @@ def test_a_head_that_is_chosen_drafts(
         ]
         return replace(plan, places=tuple(places))
 
-    monkeypatch.setattr(fit, "plan_fitting", without_host)
+    monkeypatch.setattr(dry_runs, "fitting_context", without_host)
     settings = ModelSettings(path=str(model_path("tiny-hybrid-nextn")), n_ctx=1024, n_threads=1)
-    runs, dry_run = list[DraftSettings](), fit.dry_run
-    monkeypatch.setattr(
-        fit, "dry_run", lambda *given: runs.append(given[0].drafts) or dry_run(*given)
-    )
+    runs = list[DraftSettings]()
+    dry_run = dry_runs.dry_run
+
+    def counted(resolved: Resolved, *rest: Any) -> AbstractContextManager[DryRun]:
+        runs.append(resolved.drafts)
+        return dry_run(resolved, *rest)
+
+    monkeypatch.setattr(dry_runs, "dry_run", counted)
     loaded = load(settings, drafts=AUTO)
     loaded.backend.unload()
     assert runs == [loaded.drafts], "the memory is planned once"

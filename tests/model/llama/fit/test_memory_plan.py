@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from pyctl.errors import ModelError
-from pyctl.llama.fit import breakdown, dry_runs
-from pyctl.llama.fit import fitting as fit
+from pyctl.llama.fit import breakdown, dry_runs, empty_model
 from pyctl.llama.fit.dry_runs import dry_run
 from pyctl.llama.fit.fitting import fit_settings
 from pyctl.llama.library.devices import Device
@@ -93,10 +92,7 @@ def plans(
 
 def with_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have dry runs read the texts of tokens, as loading does."""
-    params = dry_runs.ModelParams
-    monkeypatch.setattr(
-        dry_runs, "ModelParams", lambda *args, with_vocabulary, **more: params(*args, **more)
-    )
+    monkeypatch.setattr(empty_model, "without_texts", lambda resolved: resolved.model)
 
 
 @pytest.mark.parametrize("name", ["tiny-hybrid-nextn", "tiny-moe", "tiny-dense", *FAMILIES])
@@ -280,7 +276,8 @@ def test_nothing_reads_what_llama_cpp_says() -> None:
     assert [name for name, text in sources.items() if "captured_log() as" in text] == [
         "evaluation_control.py"
     ], "to log it"
-    assert [name for name in ("dry_runs.py", "fitting.py") if "re.compile(r" in sources[name]] == []
+    readers = ("dry_runs.py", "empty_model.py", "fitting.py")
+    assert [name for name in readers if "re.compile(r" in sources[name]] == []
 
 
 GPU_LAYERS = 33
@@ -325,7 +322,7 @@ def fitting(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[ModelSetting
         def stub(resolved: Resolved, *_: object) -> Iterator[Run]:
             yield Run(resolved.model, free * MIB, host * MIB)
 
-        monkeypatch.setattr(fit, "dry_run", stub)
+        monkeypatch.setattr(dry_runs, "dry_run", stub)
         fitted = fit_settings(Resolved(ModelSettings(path="m.gguf", **fields)))
         return fitted.model, fitted.memory
 

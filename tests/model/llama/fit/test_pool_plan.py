@@ -14,7 +14,8 @@ import pytest
 from pyctl.engine.pool_plan import PoolPlan
 from pyctl.errors import ModelError
 from pyctl.llama.fit import breakdown, dry_runs
-from pyctl.llama.fit.pool_fit import fit_pool
+from pyctl.llama.fit.fitting import fit_all
+from pyctl.llama.fit.pool_fit import pool_plan
 from pyctl.llama.library.devices import Device
 from pyctl.llama.settings.memory_plan import MIB, MemoryPlan
 from pyctl.llama.settings.model_settings import ModelSettings
@@ -84,8 +85,8 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 def planned(path: Path, n_tokens: int, **fields: Any) -> MemoryPlan:
     settings = ModelSettings(path=str(path), **{"n_ctx": N_CTX, "n_ubatch": 64, **fields})
-    found = fit_pool(Resolved.of(settings), PoolSettings(n_tokens))
-    assert found is not None
+    found = fit_all(Resolved.of(settings), None, PoolSettings(n_tokens))
+    assert found.memory.pool is not None
     assert found.model.n_ctx == found.memory.n_ctx
     return found.memory
 
@@ -163,7 +164,7 @@ def test_a_pool_takes_what_fitting_leaves(
         assert (pool.n_resident, pool.n_stages) == (n_resident, n_stages)
     on_gpu(10_000 * MIB)
     settings = Resolved.of(ModelSettings(path=str(path), n_ctx=N_CTX))
-    assert fit_pool(settings, PoolSettings(-1)) is None
+    assert pool_plan(settings, PoolSettings(-1)) is None
     assert caplog.messages[-1] == "--kv-pool disabled: all of K and V fit"
 
 
@@ -194,16 +195,16 @@ def test_what_cannot_be_pooled_runs_as_before(
 ) -> None:
     caplog.set_level(logging.INFO)
     settings = Resolved.of(ModelSettings(path=str(model_path("tiny-hybrid")), n_ctx=4096))
-    assert fit_pool(settings, PoolSettings(-1)) is None
+    assert pool_plan(settings, PoolSettings(-1)) is None
     assert caplog.messages[-1] == "--kv-pool disabled: no GPU"
     with pytest.raises(
         ModelError,
         match="--kv-pool 2047 is too small for 4096 tokens of context: it must be at least 2048",
     ):
-        fit_pool(settings, PoolSettings(2047))
+        pool_plan(settings, PoolSettings(2047))
 
     def refused(reason: str) -> None:
-        assert fit_pool(settings, PoolSettings(4096)) is None
+        assert pool_plan(settings, PoolSettings(4096)) is None
         assert caplog.messages[-1].startswith(f"--kv-pool disabled: {reason}")
 
     gpu = Device("CUDA0", "a GPU", True, 0, "CUDA0", 0, MIB, MIB)

@@ -1,0 +1,96 @@
+"""Choosing of automatic drafts: the best that memory has room for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+from pyctl.errors import ModelError
+from pyctl.llama.fit.dry_runs import MemoryMeter
+from pyctl.llama.fit.layer_fit import CpuShare
+from pyctl.llama.settings.draft_settings import PRIVATE, DraftSettings
+from pyctl.llama.settings.memory_plan import MemoryPlan
+
+__all__ = ["DRAFT_CTX", "DraftChoice", "choose_drafts"]
+
+DRAFT_CTX = 65_536
+"""Minimum context with drafts that no flag selects: coding agents work in less, but not well."""
+
+
+class DraftChoice(NamedTuple):
+    """The drafts to use.
+
+    Attributes:
+        drafts: Their settings.
+        reason: The reason for them.
+        note: A line for the log, empty for none.
+        plan: The memory with them, None if nothing drafts.
+    """
+
+    drafts: DraftSettings
+    reason: str
+    note: str = ""
+    plan: MemoryPlan | None = None
+
+
+def choose_drafts(
+    meter: MemoryMeter, automatic: DraftSettings, *, n_ctx: int, n_heads: int, has_gpu: bool
+) -> DraftChoice:
+    """Return what drafts in place of ``automatic``: the head in the model's file and `cache`, one
+    of them, or nothing.
+
+    Drafts need memory, all layers on GPUs, and then room for the context ``n_ctx``, if that is 0
+    for `DRAFT_CTX` tokens. Each drafted token takes a state of each sequence; a draft of one is
+    tried if longer ones take too much. ``n_heads`` are the heads in the file.
+    """
+    none = replace(automatic, draft_types=())
+    if not has_gpu:
+        return DraftChoice(none, "automatic drafts need a GPU")
+    lacking = ""
+    for drafts in _possible_drafts(automatic, n_heads):
+        try:
+            plan, n_ctx_train, _ = meter.measure(drafts, CpuShare())
+        except ModelError as error:
+            lacking = str(error)  # such as no memory for the states, which even a dry run allocates
+            continue
+        if plan.host.usage.kv or plan.host.usage.states:
+            return DraftChoice(none, "automatic drafts need all of K and V on GPUs")
+        minimum = n_ctx or min(DRAFT_CTX, n_ctx_train)
+        # `cache` alone takes outputs and no states, so that it may come with a reduced context.
+        is_small = drafts.draft_types == ("cache",) and not plan.n_planes
+        has_context = plan.n_ctx >= minimum or (is_small and not n_ctx)
+        if has_context and plan.fits:
+            return DraftChoice(drafts, "automatic, as memory allows", _note_of(drafts), plan)
+        lacking = (
+            f"{minimum:,} tokens of context do not fit with them; -np 1 or -ctk q8_0 -ctv "
+            "q8_0 makes room"
+        )
+    if lacking:
+        return DraftChoice(none, lacking, f"no drafts by default: {lacking}")
+    return DraftChoice(none, "the model has no head")
+
+
+def _possible_drafts(automatic: DraftSettings, n_heads: int) -> Iterator[DraftSettings]:
+    """Yield what may draft by default, the best first.
+
+    Each drafted token of a head takes a state of each sequence, and so does the mark of longer
+    drafts.
+    """
+    texts = () if automatic.draft_types == PRIVATE else ("cache",)
+    if not automatic.n_draft:
+        return
+    if n_heads == 1:
+        for n_draft in sorted({automatic.n_draft, 1}, reverse=True):
+            for also in dict.fromkeys((texts, ())):
+                yield replace(automatic, draft_types=("draft-mtp", *also), n_draft=n_draft)
+    if texts:
+        yield replace(automatic, draft_types=texts)
+
+
+def _note_of(drafts: DraftSettings) -> str:
+    names = ",".join(drafts.draft_types)
+    note = f"drafts by default: --spec-type {names}, none turns them off"
+    if drafts.has("draft-mtp"):
+        note += f"; the model's head drafts up to {drafts.n_draft} tokens a step"
+    return note
