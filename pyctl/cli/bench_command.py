@@ -160,7 +160,7 @@ def _server_flags(settings: CommandSettings, rest: Sequence[str]) -> tuple[str, 
         context = () if settings.model.n_ctx else ("-c", BUILTIN_CONTEXT)
         return "-m", str(builtin_model()), *context, *server_flags
     # Only now: the import loads llama.cpp.
-    from pyctl.cli.assemble import found
+    from pyctl.cli.model_paths import found
 
     path = Path(found(settings).model.path).expanduser()
     if not path.is_file():

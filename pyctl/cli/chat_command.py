@@ -58,8 +58,9 @@ def chat_backend(settings: CommandSettings) -> Iterator[ChatBackend]:
             yield remote
         return
     # Only now: a running server needs no engine here.
-    from pyctl.cli.assemble import assemble, found
+    from pyctl.cli.assemble import assemble
     from pyctl.cli.defaults import log_cache_dir, with_directory
+    from pyctl.cli.model_paths import found
     from pyctl.llama.library.extension import losses
     from pyctl.terminal.local import LocalBackend
 

@@ -109,7 +109,7 @@ def _with_fetched(settings: CommandSettings) -> CommandSettings:
     """Add the path of a model that -hf names and that is downloaded already; nothing is fetched."""
     if settings.model.path or not settings.hub.hf_repo:
         return settings
-    from pyctl.cli.assemble import found
+    from pyctl.cli.model_paths import found
 
     try:
         return found(replace(settings, hub=replace(settings.hub, offline=True)))
@@ -206,8 +206,8 @@ def planned(settings: CommandSettings) -> tuple[Resolved, list[str]]:
 
     Raises ModelError if the model cannot be loaded.
     """
-    from pyctl.cli.assemble import check_files
     from pyctl.cli.defaults import cache_budget
+    from pyctl.cli.model_paths import check_files
     from pyctl.llama.loader import load
 
     check_files(settings)

@@ -75,8 +75,8 @@ def _row(name: str, origin: str, settings: CommandSettings) -> dict[str, Any]:
     """Return facts of a model; ``n_ctx`` is the context that fits, in tokens, 0 if none does or the
     file cannot be read.
     """
-    from pyctl.cli.assemble import check_files, found
     from pyctl.cli.doctor_command import planned
+    from pyctl.cli.model_paths import check_files, found
     from pyctl.llama.fit.memory_fit import has_room, wanted_memory
     from pyctl.llama.library.devices import model_files
 

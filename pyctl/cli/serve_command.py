@@ -18,10 +18,12 @@ from pyctl.cache.cache_settings import DiskSettings
 from pyctl.cache.ram_budget import RamBudget
 from pyctl.cache.saved_time import Saved
 from pyctl.cli.arguments import CommandSettings
-from pyctl.cli.assemble import LoadContext, ModelLoader, assemble, check_files, found
+from pyctl.cli.assemble import LoadContext, assemble
 from pyctl.cli.defaults import cache_budget, log_cache_dir, with_directory, with_shared_budget
 from pyctl.cli.doctor_command import log_findings
 from pyctl.cli.logs import start_log
+from pyctl.cli.model_loader import ModelLoader
+from pyctl.cli.model_paths import check_files, found
 from pyctl.cli.presets import SHARED_DISK, Preset, find_models
 from pyctl.cli.startup_banner import Addresses, cache_text, device_text, ready_text
 from pyctl.disk.remote_store import connect
