@@ -19,6 +19,7 @@ from pyctl.llama.settings.params import (
     ModelParams,
     check_head,
     context_params,
+    draft_cells,
     head_params,
 )
 from pyctl.llama.settings.resolved import Resolved
@@ -76,7 +77,7 @@ def _open_file(resolved: Resolved, trunk: Any, trunk_ctx: Any, attach: Attach) -
         if drafts.reads_rows:
             params = head_params(draft, trunk_ctx, n_ctx)
         else:
-            params = context_params(draft, resolved.draft_cells(n_ctx))
+            params = context_params(draft, draft_cells(resolved, n_ctx))
         ctx = make_context(model, draft.model, params)
         return _draft_model(resolved, model, ctx, trunk, layers, attach)
     except BaseException:

@@ -21,6 +21,7 @@ from pyctl.llama.library.devices import devices, host_available
 from pyctl.llama.settings.draft_settings import FEATURE_TYPES, DraftSettings
 from pyctl.llama.settings.memory_plan import MIB, MemoryPlan
 from pyctl.llama.settings.model_settings import ModelSettings
+from pyctl.llama.settings.params import draft_cells
 from pyctl.llama.settings.resolved import Resolved
 
 __all__ = ["DryRun", "Measured", "MemoryMeter", "dry_run", "placed"]
@@ -151,7 +152,7 @@ class HeadDrafter:
         return 0 if self.is_own else self.model.layer_bytes
 
     def usage(self, trunk: Any, n_ctx: int) -> ByPlace:
-        """Return the memory of the head beside ``n_ctx`` tokens of the context ``trunk``."""
+        """Return the memory of the head for ``n_ctx`` tokens of the context ``trunk``."""
         with self.model.head_context(self.settings, trunk, n_ctx) as ctx:
             usage = self.places.usage(self.model.cost(ctx).parts)
         own = usage.kv + usage.states + usage.compute
@@ -229,7 +230,7 @@ def _drafter(
         return HeadDrafter(resolved.head, draft_model, places, is_own=False)
     n_seqs = resolved.model.n_seqs
     run = DryRun(draft_model, places, None, n_seqs=n_seqs, marks_states=False, vision=Counter())
-    return ModelDrafter(run, resolved.draft_cells(0), draft_model.layer_bytes)
+    return ModelDrafter(run, draft_cells(resolved, 0), draft_model.layer_bytes)
 
 
 def _places_of(resolved: Resolved) -> Places:
@@ -255,7 +256,7 @@ class Measured(NamedTuple):
 
     Attributes:
         plan: Its memory.
-        n_ctx_train: The tokens of its own context.
+        n_ctx_train: The tokens of the model's own context.
         sizes: The bytes of its layers.
     """
 

@@ -31,7 +31,7 @@ class ContextCost(NamedTuple):
 
     Attributes:
         n_cells: The cells of the context.
-        n_states: The states of a sequence: the last one and the earlier ones beside it.
+        n_states: The states of a sequence: the last one and the earlier ones.
         parts: The bytes by llama.cpp's names of devices, "" for the host.
     """
 
@@ -45,7 +45,7 @@ class EmptyModel:
 
     Attributes:
         n_ctx_train: The tokens of the model's own context.
-        n_layers: The layers in the file, with those of a head.
+        n_layers: The layers in the file, including a head's.
         layer_bytes: The average bytes of the weights of a layer.
         layer_devices: llama.cpp's names of the layers' devices; empty without the extension.
         tensors: The bytes of the tensors in use by name.
@@ -82,7 +82,7 @@ class EmptyModel:
 
     @contextmanager
     def head_context(self, head: Resolved, trunk: Any, n_ctx: int) -> Iterator[Any]:
-        """Open the context of the draft head ``head`` beside the context ``trunk``, for ``n_ctx``
+        """Open the context of the draft head ``head`` on the context ``trunk``, for ``n_ctx``
         tokens of that. Raises ModelError if llama.cpp refuses it.
         """
         with self._opened(head_params(head, trunk, n_ctx)) as ctx:

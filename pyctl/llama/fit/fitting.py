@@ -14,7 +14,7 @@ from pyctl.llama.fit.draft_fit import DraftChoice, choose_drafts
 from pyctl.llama.fit.dry_runs import MemoryMeter, placed
 from pyctl.llama.fit.layer_fit import CpuShare
 from pyctl.llama.fit.pool_fit import pool_plan
-from pyctl.llama.library.devices import devices
+from pyctl.llama.library.devices import count_heads, devices
 from pyctl.llama.settings.draft_settings import DraftSettings
 from pyctl.llama.settings.memory_plan import MemoryPlan
 from pyctl.llama.settings.model_settings import ModelSettings
@@ -61,7 +61,7 @@ def fit_settings(resolved: Resolved, vision: tuple[str, int] | None = None) -> R
             meter,
             resolved.drafts,
             n_ctx=given.n_ctx,
-            n_heads=resolved.n_heads,
+            n_heads=count_heads(resolved.tensors),
             has_gpu=bool(resolved.gpus),
         )
     if choice.note:

@@ -12,6 +12,7 @@ from pyctl.errors import ModelError
 from pyctl.llama.fit.breakdown import FLOAT_BYTES
 from pyctl.llama.fit.context_fit import CTX_STEP, check_host
 from pyctl.llama.fit.dry_runs import DryRun, dry_run
+from pyctl.llama.library.devices import element_bytes
 from pyctl.llama.settings.memory_plan import MemoryPlan, Place, Usage
 from pyctl.llama.settings.pool_settings import PoolSettings
 from pyctl.llama.settings.resolved import Resolved, padded
@@ -81,7 +82,10 @@ def _attention_buffers(run: DryRun, resolved: Resolved) -> AttentionBuffers:
         n_ubatch=resolved.model.n_ubatch,
         n_heads=n_heads,
         value_length=int(value_length or int(width) // n_heads),
-        element_bytes=resolved.element_bytes,
+        element_bytes=(
+            element_bytes(resolved.model.type_k),
+            element_bytes(resolved.model.type_v),
+        ),
     )
 
 
@@ -173,6 +177,8 @@ class PooledRows:
     def plan(self, n_rows: int, n_tokens: int) -> MemoryPlan:
         """Return the memory for ``n_rows`` with ``n_tokens`` worth of layers on the device; -1 as
         many as fit.
+
+        Raises ModelError if ``n_tokens`` are too few for one layer.
         """
         n_layers = self._n_layers
         layer_bytes = n_rows * self._layer_row

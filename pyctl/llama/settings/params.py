@@ -26,6 +26,7 @@ __all__ = [
     "ModelParams",
     "check_head",
     "context_params",
+    "draft_cells",
     "head_params",
     "layer_bytes",
     "without_texts",
@@ -228,6 +229,13 @@ def context_params(resolved: Resolved, n_ctx: int) -> Any:
     return params
 
 
+def draft_cells(resolved: Resolved, n_cells: int) -> int:
+    """Return the cells of a separate draft model for ``n_cells`` of the model: as many, and the
+    last draft of each sequence.
+    """
+    return n_cells + resolved.model.n_seqs * resolved.drafts.n_draft
+
+
 def head_params(draft: Resolved, trunk: Any, n_ctx: int) -> Any:
     """Return a llama_context_params for a ``draft`` model or head that reads the context
     ``trunk``, for ``n_ctx`` tokens of that.
@@ -236,7 +244,7 @@ def head_params(draft: Resolved, trunk: Any, n_ctx: int) -> Any:
     n_seqs = draft.model.n_seqs
     is_head = drafts.has("draft-mtp")
     # A block takes one cell more than it drafts.
-    n_cells = n_ctx if is_head else draft.draft_cells(n_ctx) + n_seqs
+    n_cells = n_ctx if is_head else draft_cells(draft, n_ctx) + n_seqs
     params = context_params(draft, n_cells)
     params.ctx_other = trunk
     if is_head:

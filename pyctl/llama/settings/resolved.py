@@ -19,9 +19,7 @@ from pyctl.llama.library.bindings import api
 from pyctl.llama.library.devices import (
     Device,
     FileHead,
-    count_heads,
     devices,
-    element_bytes,
     file_head,
     model_files,
     tensor_bytes,
@@ -201,16 +199,6 @@ class Resolved:
         return tensor_bytes(self.path)
 
     @property
-    def n_heads(self) -> int:
-        """The draft heads in the model's own files. Raises ModelError if one cannot be read."""
-        return count_heads(self.tensors)
-
-    @property
-    def element_bytes(self) -> tuple[float, float]:
-        """The bytes of an element of K and of V."""
-        return element_bytes(self.model.type_k), element_bytes(self.model.type_v)
-
-    @property
     def batch_cost(self) -> int:
         """The preferred average tokens of a batch, see `batch_ends`: half a full one on a GPU,
         which evaluates it as fast per token (bench/results/gpu-batches.md of 1323d1c8); 0 without a
@@ -266,12 +254,6 @@ class Resolved:
     def n_pool_cells(self) -> int:
         """The cells of a context with a pool."""
         return max(padded(self.model.n_ubatch + TRIAL_CELLS), MIN_POOL_CELLS)
-
-    def draft_cells(self, n_cells: int) -> int:
-        """Return the cells of a separate draft model for ``n_cells`` of the model: as many, and the
-        last draft of each sequence.
-        """
-        return n_cells + self.model.n_seqs * self.drafts.n_draft
 
     def max_tokens(self, n_cells: int) -> int:
         """Return the limit of one sequence in a context of ``n_cells``."""

@@ -101,7 +101,8 @@ def fitted(monkeypatch: pytest.MonkeyPatch) -> Fit:
             yield Run(resolved.model, resolved.drafts, free, on_host, states=states)
 
         monkeypatch.setattr(dry_runs, "dry_run", stub)
-        monkeypatch.setattr(Resolved, "n_heads", heads)
+        monkeypatch.setattr(Resolved, "tensors", {})
+        monkeypatch.setattr(fitting, "count_heads", lambda _: heads)
         settings = ModelSettings(path="m.gguf", **{"n_seqs": 4, **fields})
         resolved = Resolved(settings, drafts, gpus=(GPU,))
         found = fitting.fit_settings(resolved)
