@@ -13,12 +13,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from pyctl.cache import (
-    ANYWHERE,
-    RamBudget,
-    RamCache,
-    max_unwritten,
-)
+from pyctl.cache.device_copies import max_unwritten
+from pyctl.cache.ram import RamCache
+from pyctl.cache.ram_budget import RamBudget
+from pyctl.cache.resume_points import ANYWHERE
 from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.constraint import json_constraint
 from pyctl.chat.replay import DEFAULT_REPLAY_BYTES, Replay
@@ -41,7 +39,7 @@ from pyctl.engine.sampling import Sampling
 from pyctl.engine.worker import Worker
 from pyctl.errors import ModelError, PyctlError
 from pyctl.llama.images.image_encoder import MAX_ROWS_BYTES
-from pyctl.llama.library.native import reserve_pinned
+from pyctl.llama.library.pinned_memory import reserve_pinned
 from pyctl.llama.loader import Loaded, load
 from pyctl.llama.settings.memory_plan import MemoryPlan
 from pyctl.llama.settings.resolved import Resolved

@@ -6,7 +6,8 @@ import logging
 from functools import partial
 from pathlib import Path
 
-from pyctl.cache import DiskPolicy, DiskSettings
+from pyctl.cache.cache_settings import DiskSettings
+from pyctl.cache.disk_policy import DiskPolicy
 from pyctl.chat.cached_tokenizer import readable
 from pyctl.cli.defaults import is_full
 from pyctl.disk.directory import CacheDirectory, note_model
@@ -16,7 +17,7 @@ from pyctl.disk.reader import StoreReader
 from pyctl.disk.remote_store import RemoteStore, connect
 from pyctl.disk.writer import StoreWriter
 from pyctl.errors import ConfigError
-from pyctl.llama.library.native import allocate
+from pyctl.llama.library.pinned_memory import allocate
 from pyctl.llama.loader import Loaded
 
 __all__ = ["open_disk"]

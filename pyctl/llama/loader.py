@@ -19,6 +19,7 @@ from pyctl.llama.images.image_encoder import ImageEncoder
 from pyctl.llama.images.make_encoder import make_encoder
 from pyctl.llama.library import extension
 from pyctl.llama.library.bindings import api
+from pyctl.llama.library.device_loss import lose, when_aborted
 from pyctl.llama.library.devices import start_backends
 from pyctl.llama.library.llama_tokenizer import LlamaTokenizer
 from pyctl.llama.llama_backend import ContextLimits, LlamaBackend, ModelOpener, OpenModel

@@ -11,7 +11,7 @@ from pyctl.llama.fit import breakdown
 from pyctl.llama.fit.breakdown import Parts, layer_of, parts_of
 from pyctl.llama.library.bindings import api
 from pyctl.llama.library.devices import metadata_text
-from pyctl.llama.library.native import captured_log, forget_log_errors, last_log_error
+from pyctl.llama.library.library_log import captured_log, forget_log_errors, last_log_error
 from pyctl.llama.settings.model_settings import LOAD_MODES
 from pyctl.llama.settings.params import (
     ModelParams,

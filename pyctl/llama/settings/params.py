@@ -11,7 +11,7 @@ from typing import Any
 from pyctl.errors import ModelError
 from pyctl.llama.library.bindings import api
 from pyctl.llama.library.devices import TYPES, devices, missing_text
-from pyctl.llama.library.native import forget_log_errors, last_log_error
+from pyctl.llama.library.library_log import forget_log_errors, last_log_error
 from pyctl.llama.settings.model_settings import (
     FLASH_MODES,
     LAZY_MODES,
