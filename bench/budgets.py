@@ -54,6 +54,7 @@ def simulated(
     n_slots: int = 0,
     *,
     likelihoods: Likelihoods | None = None,
+    n_seqs: int = N_SEQS,
     n_cells: int = N_CELLS,
     row_bytes: int = ROW_BYTES,
 ) -> Simulation:
@@ -66,7 +67,7 @@ def simulated(
     template = Template(
         CHATML if plain else TEMPLATE.read_text(encoding="utf-8"), eos_token="<|im_end|>"
     )
-    sizes = n_cells, N_SEQS, row_bytes, STATE_BYTES
+    sizes = n_cells, n_seqs, row_bytes, STATE_BYTES
     backend = SizedBackend(*sizes, n_ubatch=N_UBATCH, batch_cost=N_UBATCH // 2, scale=SCALE)
     budget = None if gib is None else int(gib * 2**30 / SCALE)
     simulation = Simulation(template, backend, budget, n_slots)

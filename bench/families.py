@@ -444,11 +444,17 @@ def distinct(texts: Iterable[np.ndarray]) -> int:
     return found
 
 
-def in_own_process(name: str, libraries: Path | None = None) -> Record:
-    """Return the measurements of a separate process with ``libraries``, by default this one's; a
-    failure names the assertion or the last line.
+PROGRAM = module_command("bench.families")
+"""The command of this benchmark."""
+
+
+def in_own_process(
+    name: str, libraries: Path | None = None, program: Sequence[str] = PROGRAM
+) -> Record:
+    """Return the measurements of a separate process of ``program`` with ``libraries``, by default
+    this one's; a failure names the assertion or the last line.
     """
-    command = [*module_command("bench.families"), "--json", "--only", name]
+    command = [*program, "--json", "--only", name]
     chosen = (
         {variable: str(libraries) for variable in (LIBRARY_PATH, MTMD_PATH)}
         if libraries is not None

@@ -15,7 +15,7 @@ import argparse
 import ast
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -316,23 +316,30 @@ def section(title: str, numbers: Mapping[str, float]) -> Iterator[str]:
         yield f"{number:9,g}  {name}"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the report, or keep the numbers; return 1 if a number rose that was not to be kept."""
+def main(
+    arguments: Sequence[str] | None = None,
+    measured: Callable[[], Numbers] = measure,
+    file: Path = ratchet.FILE,
+) -> int:
+    """Print the report, or keep the ``measured`` numbers in ``file``; return 1 if a number rose
+    that was not to be kept.
+    """
     parser = argparse.ArgumentParser(prog="python -m tools.house", description=__doc__)
     parser.add_argument("--routes", action="store_true")
     keeping = parser.add_mutually_exclusive_group()
     keeping.add_argument("--keep", action="store_true")
     keeping.add_argument("--raise", action="store_true", dest="is_raised")
     options = parser.parse_args(arguments)
-    numbers = measure()
+    numbers = measured()
     if options.is_raised:
-        ratchet.keep(numbers)
+        ratchet.keep(numbers, file)
         return 0
     if not options.keep:
         print(*report(numbers, has_routes=options.routes), sep="\n")
         return 0
-    rises = ratchet.rises(ratchet.load(), numbers)
-    ratchet.keep(ratchet.lowered(ratchet.load(), numbers))
+    kept = ratchet.load(file)
+    rises = ratchet.rises(kept, numbers)
+    ratchet.keep(ratchet.lowered(kept, numbers), file)
     print(*rises, sep="\n")
     return 1 if rises else 0
 

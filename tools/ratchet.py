@@ -63,11 +63,11 @@ def lowered(kept: Numbers, numbers: Numbers) -> Numbers:
     return lower
 
 
-def changes(numbers: Numbers) -> list[str]:
-    """Return a line for each number that differs from the kept one."""
+def changes(numbers: Numbers, file: Path = FILE) -> list[str]:
+    """Return a line for each number that differs from the one kept in ``file``."""
     return [
         f"{before if before is not None else 'new':>9} -> {number:<9g} {measure}, {place}"
-        for measure, place, before, number in pairs(load(), numbers)
+        for measure, place, before, number in pairs(load(file), numbers)
         if number != before
     ]
 
@@ -79,12 +79,12 @@ def pairs(kept: Numbers, numbers: Numbers) -> Iterator[tuple[str, str, float | N
             yield measure, place, kept.get(measure, {}).get(place), number
 
 
-def load() -> Numbers:
-    """Return the kept numbers."""
-    numbers: Numbers = json.loads(FILE.read_text(encoding="utf-8"))
+def load(file: Path = FILE) -> Numbers:
+    """Return the numbers kept in ``file``."""
+    numbers: Numbers = json.loads(file.read_text(encoding="utf-8"))
     return numbers
 
 
-def keep(numbers: Numbers) -> None:
-    """Write the numbers, one a line, in the order of their names."""
-    FILE.write_text(json.dumps(numbers, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+def keep(numbers: Numbers, file: Path = FILE) -> None:
+    """Write the numbers to ``file``, one a line, in the order of their names."""
+    file.write_text(json.dumps(numbers, indent=1, sort_keys=True) + "\n", encoding="utf-8")

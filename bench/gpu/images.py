@@ -146,8 +146,10 @@ class Talk:
             )
 
 
-def bits(model: Path, encoder: Path, kv: str) -> None:
-    """Print the lines of ``bits`` for one type of K and V."""
+def bits(
+    model: Path, encoder: Path, kv: str, sizes: Sequence[tuple[int, int]] = BITS_SIZES
+) -> None:
+    """Print the lines of ``bits`` for one type of K and V, for images of these ``sizes``."""
     settings = ModelSettings(
         path=str(model), n_ctx=8192, flash_attn="on", fit=False, type_k=kv, type_v=kv
     )
@@ -155,7 +157,7 @@ def bits(model: Path, encoder: Path, kv: str) -> None:
     backend = loaded.backend
     images = loaded.images
     assert images is not None
-    for width, height in BITS_SIZES:
+    for width, height in sizes:
         talk, other = (
             Talk(backend, images.picture(ImageFile.of(bitmap(width, height, seed))))
             for seed in (1, 2)

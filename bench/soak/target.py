@@ -56,6 +56,16 @@ MAX_REST = 0.4
 
 
 @dataclass(frozen=True)
+class Pace:
+    """The clock of a soak, and the seconds of a rest and of the requests after the last rest."""
+
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    rest_seconds: float = REST_SECONDS
+    busy_seconds: float = BUSY_SECONDS
+
+
+@dataclass(frozen=True)
 class Sample:
     """A sample of the process from /proc, and its own figures."""
 
@@ -89,11 +99,17 @@ class Target:
     """A server with several lives. A request that fails because a life ended is no violation."""
 
     def __init__(
-        self, command: Sequence[str], directory: Path, findings: Findings, bounds: Bounds
+        self,
+        command: Sequence[str],
+        directory: Path,
+        findings: Findings,
+        bounds: Bounds,
+        pace: Pace = Pace(),
     ) -> None:
         """Prepare a server of ``command`` that logs into ``directory``. It is started by its first
         life, and clients wait until then.
         """
+        self._pace = pace
         self.directory = directory
         self.findings = findings
         self.bounds = bounds
@@ -161,8 +177,8 @@ class Target:
 
         If it ends by itself, it is started again.
         """
-        end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
+        end = self._pace.clock() + seconds
+        while (left := end - self._pace.clock()) > 0:
             self._live(name, left, death, flags)
 
     def _live(self, name: str, seconds: float, death: str, flags: Sequence[str]) -> None:
@@ -204,13 +220,12 @@ class Target:
         samples: list[Sample] = []
         rests: list[Sample] = []
         arena = 0.0
-        end = time.monotonic() + seconds
-        left_at = (
-            [seconds / 2, REST_SECONDS + BUSY_SECONDS]
-            if MAX_REST * seconds >= 2 * REST_SECONDS
-            else []
-        )
-        while (left := end - time.monotonic()) > 0 and self._process.is_running:
+        pace = self._pace
+        end = pace.clock() + seconds
+        left_at: list[float] = []
+        if MAX_REST * seconds >= 2 * pace.rest_seconds:
+            left_at = [seconds / 2, pace.rest_seconds + pace.busy_seconds]
+        while (left := end - pace.clock()) > 0 and self._process.is_running:
             into = samples
             if left_at and left <= left_at[0]:
                 del left_at[0]
@@ -221,7 +236,7 @@ class Target:
                 arena = self._arena_mib() or arena
                 into.append(replace(sample, arena_mib=arena))
             self._may_ask.set()
-            time.sleep(min(1.0, seconds / 40))
+            pace.sleep(min(1.0, seconds / 40))
         return samples, rests
 
     def _arena_mib(self) -> float:
@@ -234,9 +249,9 @@ class Target:
 
     def _rest(self) -> None:
         self._may_ask.clear()
-        end = time.monotonic() + REST_SECONDS
-        while time.monotonic() < end and self._process.is_running:
-            time.sleep(0.2)
+        end = self._pace.clock() + self._pace.rest_seconds
+        while self._pace.clock() < end and self._process.is_running:
+            self._pace.sleep(0.2)
         with suppress(httpx.HTTPError, ValueError):  # it has ended, or is another server
             for fault in (
                 httpx.get(f"{self.url}/cache/check", timeout=60).raise_for_status().json()["faults"]
@@ -256,9 +271,9 @@ class Target:
                     f"the server ended by itself, {code} ({self.hint} was sent): {end}"
                 )
             return code, 0.0
-        began = time.monotonic()
+        began = self._pace.clock()
         code = process.end(KINDS_OF_DEATH[death])
-        took = time.monotonic() - began
+        took = self._pace.clock() - began
         expected = 0 if death == "stop" else -signal.SIGKILL
         if code != expected and not (code == 1 and self.is_excused()):
             self.findings.violate(f"exit code {code} after {took:.1f} s, not {expected}")
@@ -318,26 +333,26 @@ class Target:
         """Return whether that life is over. With an excuse, wait up to `END_SECONDS` for its
         end.
         """
-        end = time.monotonic() + END_SECONDS * (self.excuse is not None)
-        while self.lives(life) and time.monotonic() < end:
-            time.sleep(0.2)
+        end = self._pace.clock() + END_SECONDS * (self.excuse is not None)
+        while self.lives(life) and self._pace.clock() < end:
+            self._pace.sleep(0.2)
         return not self.lives(life)
 
     def healthy(self) -> None:
         """Poll /health: the event loop must never block for long."""
         with httpx.Client(timeout=60) as client:
             while life := self.ready():
-                began = time.monotonic()
+                began = self._pace.clock()
                 try:
                     status = client.get(f"{self.url}/health").status_code
                 except httpx.TransportError as error:
                     if not self.ends(life):
                         self.findings.violate(f"/health: {error!r}")
                     continue
-                self.findings.longest("/health", time.monotonic() - began, f"life {life}")
+                self.findings.longest("/health", self._pace.clock() - began, f"life {life}")
                 if status != 200 and not self.ends(life):
                     self.findings.violate(f"/health: {status}")
-                time.sleep(0.2)
+                self._pace.sleep(0.2)
 
 
 def _growth(values: list[float]) -> float:

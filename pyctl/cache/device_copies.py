@@ -3,7 +3,8 @@
 The engine's thread calls everything here. A copy runs during later evaluations, so another thread
 may read a block only after `SequenceMemory.synchronize`, which `DeviceCopies.rows_now` calls.
 
-Blocks that wait for the disk are not counted by the cache: `max_unwritten` limits them.
+Blocks that wait for the disk are not counted by the cache: `DeviceLimits.max_unwritten` limits
+them.
 """
 
 from __future__ import annotations
@@ -12,19 +13,15 @@ import logging
 import weakref
 from collections.abc import Sequence
 
+from pyctl.cache.device_limits import DeviceLimits
 from pyctl.cache.held_segments import HeldSegments
-from pyctl.cache.ports import MAX_UNWRITTEN_BYTES, SequenceMemory
+from pyctl.cache.ports import SequenceMemory
 from pyctl.cache.snapshot import Block, Segment, Snapshot
 from pyctl.errors import StateError
 
-__all__ = ["DeviceCopies", "max_unwritten"]
+__all__ = ["DeviceCopies"]
 
 log = logging.getLogger(__name__)
-
-UNWRITTEN_PART = 2
-"""Rows of the device that wait to be written may take RAM on top of the cache: its budget over
-this.
-"""
 
 SPARE_STATES = 4
 SPARE_PART = 4
@@ -34,17 +31,17 @@ without memory that is ready a state takes a hundred milliseconds to be saved in
 """
 
 
-def max_unwritten(budget: int | None) -> int:
-    """Return the maximum of bytes that may wait for the disk, on top of a cache of ``budget``
-    bytes.
-    """
-    return max(MAX_UNWRITTEN_BYTES, (budget or 0) // UNWRITTEN_PART)
-
-
 class DeviceCopies:
-    """The copies in RAM of the rows of ``held``, which the device of ``memory`` holds."""
+    """The copies in RAM of the rows of ``held``, which the device of ``memory`` holds.
 
-    def __init__(self, memory: SequenceMemory, held: HeldSegments) -> None:
+    Attributes:
+        limits: The limit of the bytes that may wait for the disk.
+    """
+
+    def __init__(
+        self, memory: SequenceMemory, held: HeldSegments, limits: DeviceLimits = DeviceLimits()
+    ) -> None:
+        self.limits = limits
         self._memory = memory
         self._held = held
         self._pool = held.pool
@@ -64,11 +61,16 @@ class DeviceCopies:
                     log.warning("cannot copy rows to RAM: %s", error)
 
     @property
+    def _max_unwritten(self) -> int:
+        """The maximum of bytes that may wait for the disk, on top of the cache."""
+        return self.limits.max_unwritten(self._budget.limit)
+
+    @property
     def _spare(self) -> int:
         """The bytes on top of the cache that copied rows leave free for states."""
         return min(
             SPARE_STATES * self._memory.state_size(0),
-            max_unwritten(self._budget.limit) // SPARE_PART,
+            self._max_unwritten // SPARE_PART,
         )
 
     @property
@@ -77,7 +79,7 @@ class DeviceCopies:
         its rows; None for no limit.
         """
         is_bounded = self._memory.shape.can_hold and self._budget.limit is not None
-        return max_unwritten(self._budget.limit) if is_bounded else None
+        return self._max_unwritten if is_bounded else None
 
     def is_behind(self, n_more: int = 0) -> bool:
         """Return whether more bytes wait for the disk than may.
@@ -86,7 +88,7 @@ class DeviceCopies:
         bytes.
         """
         blocks = self._memory.block_bytes()
-        maximum = max_unwritten(self._budget.limit)
+        maximum = self._max_unwritten
         return blocks.used - blocks.in_flight - self._pool.n_bytes + n_more > maximum
 
     def copy_one(self) -> bool:
@@ -108,7 +110,7 @@ class DeviceCopies:
         bytes than may wait for the disk on top of the cache.
         """
         n_bytes = sum(each.only_held_bytes for each in snapshot.chain if not each.file.is_there)
-        return n_bytes > max_unwritten(self._budget.limit) - self._spare
+        return n_bytes > self._max_unwritten - self._spare
 
     def rows_of(self, segments: Sequence[Segment]) -> list[Block]:
         """Return the rows of ``segments`` as blocks in RAM, complete after `synchronize`. Raises

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from pyctl.cache.device_copies import DeviceCopies
+from pyctl.cache.device_limits import DeviceLimits
 from pyctl.cache.ports import SequenceMemory
 from pyctl.cache.positions import clip_reply_spans, ends_within, last_end
 from pyctl.cache.ram import RamCache
@@ -31,7 +32,6 @@ from pyctl.cache.sequence import Coverage, LiveSequence
 from pyctl.cache.snapshot import NOTHING, Segment, Snapshot, needed_by
 from pyctl.errors import StateError
 from pyctl.prompt import as_tokens
-from pyctl.settings.limit import limit
 
 __all__ = ["DeviceCounts", "DeviceTier", "MakeRoom"]
 
@@ -41,14 +41,6 @@ MakeRoom: TypeAlias = Callable[[int, int], bool]
 """Frees so many cells, of which so many may be where held rows lie already; False if they are too
 few.
 """
-
-PIECE_BYTES = limit(
-    2**28,
-    "rows copied from the device in one segment",
-    "longer segments are split",
-    "memory",
-    "bytes",
-)
 
 
 @dataclass
@@ -78,14 +70,18 @@ class DeviceTier:
     Attributes:
         counts: Sums of rows for the metrics.
         copies: The copies of these rows in RAM.
+        limits: The sizes of segments, and of what may wait for the disk.
         locked: `RamCache.locked` of ``cache``.
     """
 
-    def __init__(self, memory: SequenceMemory, cache: RamCache) -> None:
+    def __init__(
+        self, memory: SequenceMemory, cache: RamCache, limits: DeviceLimits = DeviceLimits()
+    ) -> None:
+        self.limits = limits
         self._memory = memory
         self._cache = cache
         self.counts = DeviceCounts()
-        self.copies = DeviceCopies(memory, cache.held)
+        self.copies = DeviceCopies(memory, cache.held, limits)
         self.locked = cache.locked
         cache.pool.on_drop = self._release
         if cache.enabled:
@@ -116,8 +112,8 @@ class DeviceTier:
     def segment(self, seq: LiveSequence, covered: Coverage) -> Segment:
         """Save the rows of ``seq`` that are not ``covered``, and return the deepest new segment.
 
-        There are several new segments if the rows have more than PIECE_BYTES: smaller ones can
-        leave the device one at a time. StateError or MemoryError leave no trace.
+        There are several new segments if the rows have more than `DeviceLimits.piece_bytes`:
+        smaller ones can leave the device one at a time. StateError or MemoryError leave no trace.
         """
         made: list[Segment] = []
         try:
@@ -149,14 +145,15 @@ class DeviceTier:
 
     def _pieces(self, seq: LiveSequence, first: int) -> Iterator[tuple[int, int]]:
         """Yield the rows of ``seq`` from ``first`` on as ranges [first, last) of at most
-        PIECE_BYTES each, which end at batch ends where possible.
+        `DeviceLimits.piece_bytes` each, which end at batch ends where possible.
 
         A memory that cannot hold rows gets one range: all of its rows are in RAM in any case.
         """
         n_bytes = self._memory.shape.sizes.rows(first, seq.n) if self._memory.shape.can_hold else 0
-        maximum = (
-            seq.n if n_bytes <= PIECE_BYTES else max((seq.n - first) * PIECE_BYTES // n_bytes, 1)
-        )
+        piece_bytes = self.limits.piece_bytes
+        maximum = seq.n
+        if n_bytes > piece_bytes:
+            maximum = max((seq.n - first) * piece_bytes // n_bytes, 1)
         while seq.n - first > maximum:
             end = last_end(seq.ends, first + maximum)
             last = end if end > first else first + maximum

@@ -10,6 +10,7 @@ from typing import Protocol, TypeAlias
 
 from pyctl.cache.block_sizes import BlockSizes
 from pyctl.cache.costs import Costs
+from pyctl.cache.device_limits import DeviceLimits
 from pyctl.cache.disk_policy import DiskPolicy
 from pyctl.cache.pending_snapshot import PendingSnapshot
 from pyctl.cache.plan import DEFAULT_STEP
@@ -29,11 +30,9 @@ from pyctl.cache.snapshot import (
     State,
 )
 from pyctl.prompt import Prompt
-from pyctl.settings.limit import limit
 
 __all__ = [
     "AGAIN_SECONDS",
-    "MAX_UNWRITTEN_BYTES",
     "CacheOptions",
     "CacheRequest",
     "DeviceCells",
@@ -79,10 +78,12 @@ class CacheOptions:
     Attributes:
         min_step: The tokens between the snapshots of a long stretch, 0 for no snapshots there.
         exact: Whether nothing is reused that a cold run would not have computed the same way.
+        device: The limits of the rows that leave the device.
     """
 
     min_step: int = DEFAULT_STEP
     exact: bool = False
+    device: DeviceLimits = DeviceLimits()
 
 
 @dataclass(frozen=True)
@@ -239,14 +240,6 @@ needs, now or soon.
 
 AGAIN_SECONDS = 0.02
 """How soon to look again whether a segment is written, or RAM has room for one."""
-
-MAX_UNWRITTEN_BYTES = limit(
-    2**29,
-    "evicted snapshots that wait to be written",
-    "the least worth are dropped",
-    "memory",
-    "bytes",
-)
 
 
 @dataclass(frozen=True)

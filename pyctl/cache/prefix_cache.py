@@ -63,7 +63,7 @@ class PrefixCache:
         """
         self.memory = memory
         self.cache = cache
-        self.device = DeviceTier(memory, cache)
+        self.device = DeviceTier(memory, cache, settings.device)
         self.disk = disk
         self.settings = settings
         self.recent = disk.recent if disk is not None else RecentPrompts()

@@ -475,7 +475,7 @@ class PromptMatch:
         self.tokens = tokens
         self.is_raw = is_raw
         self._data = memoryview(tokens.astype("<i4", copy=False).tobytes())
-        self._hashed: list[tuple[int, hashlib.blake2b]] = [
+        self.hashed: list[tuple[int, hashlib.blake2b]] = [
             (0, hashlib.blake2b(digest_size=DIGEST_BYTES))
         ]
         self._agreed: dict[Segment, int] = {}
@@ -486,12 +486,12 @@ class PromptMatch:
         """
         if not 0 < n <= self.tokens.size:
             raise ValueError(f"{n} is not a length within {self.tokens.size} tokens")
-        at = bisect_right(self._hashed, n, key=itemgetter(0)) - 1
-        start, running = self._hashed[at]
+        at = bisect_right(self.hashed, n, key=itemgetter(0)) - 1
+        start, running = self.hashed[at]
         if start < n:
             running = running.copy()
             running.update(self._data[4 * start : 4 * n])
-            self._hashed.insert(at + 1, (n, running))
+            self.hashed.insert(at + 1, (n, running))
         return Prefix(running.digest(), n)
 
     def among(self, names: Container[object], lengths: Iterable[int]) -> list[Prefix]:
@@ -511,8 +511,8 @@ class PromptMatch:
             if (n, name := digest()) in names:
                 found.append(Prefix(name, n))
         if at:
-            self._hashed.insert(
-                bisect_right(self._hashed, at // 4, key=itemgetter(0)), (at // 4, running)
+            self.hashed.insert(
+                bisect_right(self.hashed, at // 4, key=itemgetter(0)), (at // 4, running)
             )
         return found
 

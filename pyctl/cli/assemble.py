@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from pyctl.cache.device_copies import max_unwritten
 from pyctl.cache.ram import RamCache
 from pyctl.cache.ram_budget import RamBudget
 from pyctl.cache.resume_points import ANYWHERE
@@ -233,9 +232,8 @@ def _load(
         if settings.model.n_gpu_layers != 0 and not context.is_pinned:
             # While the model loads; what a restart will bring back goes into memory that is ready
             # for it.
-            reserve_pinned(
-                budget, stored_bytes(disk), max_unwritten(budget) if disk.cache_dir else 0
-            )
+            unwritten = settings.engine.device.max_unwritten(budget) if disk.cache_dir else 0
+            reserve_pinned(budget, stored_bytes(disk), unwritten)
             context.is_pinned = True
 
     with LoadProgress(settings.model.path) as progress:

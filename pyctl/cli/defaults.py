@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import errno
 import logging
-import shutil
 import sys
+from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from pyctl.disk.directory import CacheDirectory
 from pyctl.disk.remote_store import connect
 from pyctl.errors import ConfigError
 from pyctl.files.atomic_file import temp_path
+from pyctl.files.free_space import free_at
 from pyctl.llama.library.devices import host_available
 from pyctl.llama.settings.memory_plan import MemoryPlan
 
@@ -66,19 +67,25 @@ def _part_of(left: int) -> int:
     return max(left // 2, minimum, MIN_RAM) // MIB * MIB
 
 
-def with_shared_budget(settings: CommandSettings) -> CommandSettings:
+def with_shared_budget(
+    settings: CommandSettings, free_ram: Callable[[], int | None] = host_available
+) -> CommandSettings:
     """Set the budget of RAM that several models share, from the memory that is free before any of
     them is loaded.
     """
-    free = host_available()
+    free = free_ram()
     if settings.cache.ram_mib is not None or free is None:
         return settings
     return replace(settings, cache=replace(settings.cache, ram_mib=_part_of(free) // MIB))
 
 
-def with_directory(settings: CommandSettings) -> CommandSettings:
+def with_directory(
+    settings: CommandSettings,
+    open_directory: Callable[[Path], CacheDirectory] = CacheDirectory,
+    free_bytes: Callable[[Path], int] = free_at,
+) -> CommandSettings:
     """Create and try the directory of the disk cache, and set its budget; use none if the default
-    cannot be used, or if its disk is full.
+    cannot be used, or if its disk is full. ``free_bytes`` returns the free space of a directory.
 
     Raises ConfigError if a given directory or its object store cannot be used.
     """
@@ -89,13 +96,12 @@ def with_directory(settings: CommandSettings) -> CommandSettings:
         connect(disk.store_url)
     directory = Path(disk.cache_dir).expanduser()
     try:
-        with closing(CacheDirectory(directory)) as opened, temp_path(directory):
-            disk_mib = _disk_mib(disk, shutil.disk_usage(directory).free + opened.n_bytes)
+        with closing(open_directory(directory)) as opened, temp_path(directory):
+            disk_mib = _disk_mib(disk, free_bytes(directory) + opened.n_bytes)
     except OSError as error:
         reason = error.strerror or error
-        if is_full(
-            directory, error
-        ):  # passes, while a service manager would not restart what ends with exit code 2
+        # It passes, while a service manager would not restart what ends with exit code 2.
+        if is_full(directory, error, free_bytes):
             log.warning(
                 "no disk cache: no space for %s: %s; the next start tries again", directory, reason
             )
@@ -114,7 +120,7 @@ FULL_BYTES = 2**20
 """
 
 
-def is_full(directory: Path, error: OSError) -> bool:
+def is_full(directory: Path, error: OSError, free_bytes: Callable[[Path], int] = free_at) -> bool:
     """Return whether ``error``, from the use of ``directory``, is caused by a full disk. SQLite
     reports that without a number, as an I/O error.
     """
@@ -123,7 +129,7 @@ def is_full(directory: Path, error: OSError) -> bool:
     if error.errno not in (None, errno.EIO):  # a wrong path
         return False
     try:
-        return shutil.disk_usage(directory).free < FULL_BYTES
+        return free_bytes(directory) < FULL_BYTES
     except OSError:  # it does not exist: another reason
         return False
 

@@ -8,7 +8,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,11 +36,16 @@ class Invocation:
     removed: tuple[str, ...]
 
 
-def run_launch(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
+def run_launch(
+    argv: Sequence[str],
+    environ: Mapping[str, str] = os.environ,
+    find: Callable[[str, str], Endpoint | None] | None = None,
+) -> int:
     """Run the program that ``argv`` starts with; return its exit code, 128 + N after signal N.
 
-    Words after "--" are its arguments. Raises ConfigError if the program or the server cannot be
-    started.
+    Words after "--" are its arguments. ``find`` returns the server that answers at an address,
+    given its key; by default it connects there. Raises ConfigError if the program or the server
+    cannot be started.
     """
     end = argv.index("--") if "--" in argv else len(argv)
     ours = argv[:end]
@@ -62,7 +67,7 @@ def run_launch(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
     if shutil.which(name, path=environ.get("PATH")) is None and not own.dry_run:
         raise ConfigError(f"{name} is not installed: {program.install}")
     with ExitStack() as stack:
-        endpoint = _endpoint(settings, own, flags, stack)
+        endpoint = _endpoint(settings, own, flags, stack, find)
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pyctl-launch-")))
         invocation = invocation_of(name, endpoint, theirs, environ, directory)
         if own.dry_run:
@@ -72,7 +77,11 @@ def run_launch(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
 
 
 def _endpoint(
-    settings: CommandSettings, own: LaunchSettings, flags: Sequence[str], stack: ExitStack
+    settings: CommandSettings,
+    own: LaunchSettings,
+    flags: Sequence[str],
+    stack: ExitStack,
+    find: Callable[[str, str], Endpoint | None] | None,
 ) -> Endpoint:
     """Return the server that was named, or runs, or is started and ends with ``stack``."""
     # Only now: --help and mistakes need no HTTP client.
@@ -80,7 +89,7 @@ def _endpoint(
 
     key = settings.server.api_keys[0] if settings.server.api_keys else ""
     url = own.url.removesuffix("/v1") or address_of(settings)
-    found = find_server(url, key)
+    found = (find or find_server)(url, key)
     if found is None and own.url:
         raise ConfigError(f"neither pyctl nor llama-server answers at {url}")
     if found is not None:

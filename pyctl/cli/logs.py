@@ -163,10 +163,11 @@ class LoadProgress:
     ``with`` block, else lines.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, line_seconds: float = LINE_SECONDS) -> None:
+        self._line_seconds = line_seconds
         self._name = os.path.basename(path)
         self._in_place = sys.stderr.isatty()
-        self._next_line = time.monotonic() + LINE_SECONDS
+        self._next_line = time.monotonic() + self._line_seconds
 
     def show(self, fraction: float) -> None:
         """Show that ``fraction`` of the model is loaded."""
@@ -176,7 +177,7 @@ class LoadProgress:
             ]
             print(f"{text}\x1b[K\r", end="", file=sys.stderr, flush=True)
         elif time.monotonic() >= self._next_line:
-            self._next_line = time.monotonic() + LINE_SECONDS
+            self._next_line = time.monotonic() + self._line_seconds
             log.info("loading %s: %.0f %%", self._name, fraction * 100)
 
     def __enter__(self) -> LoadProgress:

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
@@ -51,12 +51,18 @@ __all__ = ["open_in_browser", "run_serve", "several"]
 log = logging.getLogger("pyctl")
 
 
-def open_in_browser(address: str, pool: RequestPool) -> None:
-    """Open ``address``, on a thread of ``pool``, if there is a screen to show it on.
+def open_in_browser(
+    address: str,
+    pool: RequestPool,
+    browser: Callable[[str], object] | None = None,
+    platform: str = sys.platform,
+) -> None:
+    """Open ``address`` in ``browser``, by default the user's, on a thread of ``pool``, if there is
+    a screen to show it on.
 
     Without one, browsers for terminals would be started, in the middle of the log.
     """
-    has_screen = sys.platform == "darwin" or any(
+    has_screen = platform == "darwin" or any(
         map(os.environ.get, ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY"))
     )
     if not address or not has_screen:
@@ -64,7 +70,7 @@ def open_in_browser(address: str, pool: RequestPool) -> None:
         return
     import webbrowser
 
-    PostReplyQueue(pool).add(partial(webbrowser.open, address))
+    PostReplyQueue(pool).add(partial(browser or webbrowser.open, address))
 
 
 def run_serve(

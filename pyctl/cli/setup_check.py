@@ -35,7 +35,7 @@ def check_libraries(built: BuiltLibraries, *, uses_gpu: bool) -> str:
     if built.architectures and not uses_gpu:
         return "not checked: this machine has no NVIDIA driver, which the libraries need to load"
     directory = built.directory
-    facts = json.loads(_run(directory, "pyctl.cli.setup_check"))
+    facts = json.loads(output_of(directory, "pyctl.cli.setup_check"))
     line = "\n".join([*facts["losses"], f"checked: {facts['version']}"])
     if facts["losses"] and not (directory / EXTENSION).exists():
         raise ConfigError(f"the new libraries do not work:\n{line}")
@@ -57,7 +57,7 @@ def check_libraries(built: BuiltLibraries, *, uses_gpu: bool) -> str:
 
 
 def _reply(directory: Path, layers: str) -> str:
-    reply = _run(
+    reply = output_of(
         directory, "pyctl", "chat", "-p", PROMPT, "--temp", "0", "-n", "12", "-ngl", layers
     ).strip()
     if not reply:
@@ -65,8 +65,11 @@ def _reply(directory: Path, layers: str) -> str:
     return reply
 
 
-def _run(directory: Path, module: str, *arguments: str) -> str:
-    """Return the output of ``module`` with ``arguments`` on the libraries in ``directory``."""
+def output_of(directory: Path, module: str, *arguments: str) -> str:
+    """Return the output of ``module`` with ``arguments`` on the libraries in ``directory``.
+
+    Raises ConfigError if it fails.
+    """
     environment = {
         **os.environ,
         "LLAMA_CPP_LIB_PATH": str(directory),

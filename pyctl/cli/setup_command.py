@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from pyctl.cli.command_parser import CommandParser
@@ -63,7 +63,11 @@ __all__ = ["run_setup"]
 MIB = 2**20
 
 
-def run_setup(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
+def run_setup(
+    argv: Sequence[str],
+    environ: Mapping[str, str] = os.environ,
+    look: Callable[[Mapping[str, str]], Machine] = look_at_machine,
+) -> int:
     """Look, print the findings, build, check; return the exit code. Raises ConfigError if it cannot
     be done.
     """
@@ -84,7 +88,7 @@ def run_setup(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
             "it was made"
         )
         return 0
-    machine = look_at_machine(environ)
+    machine = look(environ)
     plan = make_plan(machine, architectures, cpu=arguments.cpu)
     if not plan.is_needed and arguments.llama_cpp:
         plan = BuildPlan(

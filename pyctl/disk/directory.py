@@ -37,12 +37,15 @@ THREADS = max(2, min(16, os.cpu_count() or 1))
 class CacheDirectory:
     """All snapshots under ``path``, of every fingerprint; made if it is not there.
 
-    ``budget`` bounds the bytes of all files, None is no limit. Safe from any thread and several
-    processes. OSError if the directory cannot be used. Only `contents` and `hide` never wait: for
-    everything else the index is asked. `index_mirror` explains when it is read again.
+    ``budget`` bounds the bytes of all files, None is no limit; ``readers`` read them. Safe from any
+    thread and several processes. OSError if the directory cannot be used. Only `contents` and
+    `hide` never wait: for everything else the index is asked. `index_mirror` explains when it is
+    read again.
     """
 
-    def __init__(self, path: Path, budget: int | None = None) -> None:
+    def __init__(
+        self, path: Path, budget: int | None = None, readers: Readers | None = None
+    ) -> None:
         make_private(path)
         if not has_locks(path):
             # SQLite would wait for one, then report that another process has it.
@@ -51,7 +54,7 @@ class CacheDirectory:
         self.budget = budget
         self._index = Index(path / INDEX)
         self._mirror = IndexMirror(path)
-        self.readers = Readers(THREADS, "disk-read")
+        self.readers = readers or Readers(THREADS, "disk-read")
         self.refresh()
 
     def close(self) -> None:

@@ -25,10 +25,11 @@ from pyctl.cache.snapshot import Prefix, PromptMatch, Snapshot
 from pyctl.disk.file_format import PROMPTS, StateName
 from pyctl.disk.index_mirror import Contents
 from pyctl.disk.reader import StoreReader
+from pyctl.disk.readers import STALL_SECONDS
 from pyctl.disk.recent_files import DEFAULT_FILE_BYTES, RecentFiles
 from pyctl.disk.remote_store import RemoteStore
 from pyctl.disk.write_job import Writing
-from pyctl.disk.write_queue import WriteQueue
+from pyctl.disk.write_queue import RETRY_SECONDS, WriteQueue
 from pyctl.disk.writer import StoreWriter
 
 __all__ = ["Disk", "WriteLimits"]
@@ -66,11 +67,15 @@ class WriteLimits:
         min_tokens: The minimum tokens of a prefix, except at the end of a conversation.
         cold_max: The maximum tokens of an additional prefix of a long prompt under policy ``full``.
         close_seconds: The maximum seconds of writing when the disk is closed.
+        retry_seconds: The pause after the disk refused a write.
+        stall_seconds: The seconds after which a write without progress counts as one that hangs.
     """
 
     min_tokens: int = 512
     cold_max: int = 10_240
     close_seconds: float = CLOSE_SECONDS
+    retry_seconds: float = RETRY_SECONDS
+    stall_seconds: float = STALL_SECONDS
 
 
 class Disk:
@@ -116,12 +121,16 @@ class Disk:
             writer.reserve_write,
         )
         self.recent.load(self._recent_files.load())
-        self.queue = WriteQueue(self._write)
+        self.queue = WriteQueue(
+            self._write,
+            retry_seconds=limits.retry_seconds,
+            stall_seconds=limits.stall_seconds,
+        )
         self.queue.on_rows_needed = lambda: self.on_rows_needed()
         self.queue.start()
         reader.run_soon = self.queue.run_soon
         reader.record_read = self._record_read
-        (self._recovery,) = self.directory.readers.start([self._recover])
+        (self.recovery,) = self.directory.readers.start([self._recover])
 
     # -- finding and reading
     # ----------------------------------------------------------------------------------
@@ -305,8 +314,8 @@ class Disk:
             log.warning("disk cache: writes are incomplete after %.0f s", self.close_seconds)
         if self.remote is not None:
             self.remote.close(max(deadline - time.monotonic(), 0.1))
-        wait((self._recovery,), max(deadline - time.monotonic(), 0.1))
-        if is_written and self._recovery.done():
+        wait((self.recovery,), max(deadline - time.monotonic(), 0.1))
+        if is_written and self.recovery.done():
             self.directory.close()  # which would wait for its users
         return is_written and self.queue.n_failed == n_failed
 

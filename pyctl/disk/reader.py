@@ -44,7 +44,7 @@ class StoreReader:
         self.record_read: Callable[[int, float], None] = lambda n_bytes, seconds: None
         self.run_soon: Callable[[Callable[[], None]], None] = lambda function: function()
         self.n_damaged = 0
-        self._space = space
+        self.space = space
         self._readers = folder.directory.readers
         self._shared: WeakValueDictionary[SegmentName, Segment] = WeakValueDictionary()
         self._has_stalled = False
@@ -77,7 +77,7 @@ class StoreReader:
         state = StateName.of(prefix)
         if self.is_stalled or not self.folder.contains(prefix) or tokens.size < prefix.n:
             return None
-        deadline = time.monotonic() + RESTORE_SECONDS
+        deadline = self._readers.clock() + RESTORE_SECONDS
         try:
             opening = self._readers.start([partial(self._open_chain, state)])
             yield from finished(DiskReads(opening, self._readers, deadline))
@@ -117,7 +117,7 @@ class StoreReader:
             return DiskReads(self._readers.start(jobs), self._readers, deadline)
 
         def read_rows(stored: StoredFile, segment: Segment) -> DiskReads:
-            return read(stored.fill(segment, self._space, self.folder.sizes))
+            return read(stored.fill(segment, self.space, self.folder.sizes))
 
         n_bytes = 0
         pending: dict[Segment, DiskReads] = {}
@@ -139,7 +139,7 @@ class StoreReader:
         assert segment is not None
         state = top.header.name
         assert isinstance(state, StateName)
-        state_reads = read(top.make_space(self._space, self.folder.sizes))
+        state_reads = read(top.make_space(self.space, self.folder.sizes))
         snapshot = Snapshot(state.prefix, segment, top.state(), top.header.exact)
         all_reads = (*pending.values(), state_reads)
         watch = _Stopwatch(future for reads in all_reads for future in reads.futures)

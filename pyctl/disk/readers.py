@@ -36,10 +36,19 @@ class StalledReadError(StateError):
 
 class Readers:
     """``n_threads`` threads, started when there is work; neither a request nor the end of the
-    program waits for one.
+    program waits for one. A read that takes ``stall_seconds`` of ``clock`` is abandoned.
     """
 
-    def __init__(self, n_threads: int, name: str) -> None:
+    def __init__(
+        self,
+        n_threads: int,
+        name: str,
+        stall_seconds: float = STALL_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Prepare the queue; ``clock`` gives monotonic seconds, ``name`` is of the threads."""
+        self.stall_seconds = stall_seconds
+        self.clock = clock
         self._n_threads = n_threads
         self._name = name
         self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = (
@@ -48,7 +57,7 @@ class Readers:
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._n_open = 0  # reads that wait or are under way
-        self.moved = time.monotonic()
+        self.moved = clock()
         """When a read last returned or started."""
 
     def start(self, jobs: Iterable[Callable[[], R]]) -> list[Future[R]]:
@@ -100,7 +109,7 @@ class Readers:
             future, job = item
             begins = future.set_running_or_notify_cancel()
             if begins:
-                self.moved = time.monotonic()
+                self.moved = self.clock()
                 try:
                     tell = partial(future.set_result, job())
                 except BaseException as error:
@@ -110,14 +119,14 @@ class Readers:
             del item, job, future
             with self._lock:
                 self._n_open -= 1
-                self.moved = time.monotonic() if begins else self.moved
+                self.moved = self.clock() if begins else self.moved
             if begins:
                 tell()
                 del tell
 
 
 class DiskReads(Reads):
-    """Some reads of ``readers`` with a waiting caller, until ``deadline`` (monotonic seconds) at
+    """Some reads of ``readers`` with a waiting caller, until ``deadline`` of their clock at
     most.
     """
 
@@ -125,7 +134,7 @@ class DiskReads(Reads):
         self.futures = futures
         self._readers = readers
         self._deadline = deadline
-        self._began = time.monotonic()
+        self._began = readers.clock()
 
     def cancel(self) -> None:
         """Cancel the reads that have not started."""
@@ -160,5 +169,6 @@ class DiskReads(Reads):
         return next((error for future in done if (error := future.exception())), None)
 
     def _is_late(self) -> bool:
-        now = time.monotonic()
-        return now > self._deadline or now - max(self._began, self._readers.moved) > STALL_SECONDS
+        now = self._readers.clock()
+        still_seconds = now - max(self._began, self._readers.moved)
+        return now > self._deadline or still_seconds > self._readers.stall_seconds

@@ -13,6 +13,8 @@ import zstandard
 from pyctl.cache.recent import Recent
 from pyctl.disk.file_format import MAX_TOKENS, PromptName
 from pyctl.files.atomic_file import (
+    CALLS,
+    FileCalls,
     files_in,
     make_private,
     read_regular,
@@ -40,8 +42,8 @@ DEFAULT_FILE_BYTES = 2**25
 class RecentFiles:
     """The recent prompts on disk, a file each in ``directory``, together at most ``max_bytes``.
 
-    ``spend`` is called before bytes are written, and returns False if the day has enough. For one
-    thread at a time.
+    ``spend`` is called before bytes are written, and returns False if the day has enough.
+    ``clock_ns`` is the Unix time, ``calls`` write the files. For one thread at a time.
     """
 
     def __init__(
@@ -49,7 +51,11 @@ class RecentFiles:
         directory: Path,
         max_bytes: int = DEFAULT_FILE_BYTES,
         spend: Callable[[int], bool] = lambda n_bytes: True,
+        clock_ns: Callable[[], int] = time.time_ns,
+        calls: FileCalls = CALLS,
     ) -> None:
+        self._calls = calls
+        self._clock_ns = clock_ns
         self._directory = directory
         self._max_bytes = max_bytes
         self._spend = spend
@@ -100,7 +106,7 @@ class RecentFiles:
         for recent in fresh:
             data = pack_prompt(recent)
             # Names sort by age, also where the clock stands still or is set back.
-            self._newest_ns = min(max(time.time_ns(), self._newest_ns + 1), MAX_NS)
+            self._newest_ns = min(max(self._clock_ns(), self._newest_ns + 1), MAX_NS)
             name = PromptName.new(self._newest_ns)
             if len(data) > self._max_bytes:
                 self._saved[recent] = name, 0
@@ -108,7 +114,7 @@ class RecentFiles:
             n_bytes -= self._make_room(n_bytes + len(data), kept)
             if not self._spend(len(data)):
                 break
-            write_atomic(self._directory / str(name), data)
+            write_atomic(self._directory / str(name), data, calls=self._calls)
             self._saved[recent] = name, len(data)
             n_bytes += len(data)
         if fresh:

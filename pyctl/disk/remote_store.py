@@ -13,13 +13,13 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from pyctl.cache.costs import Costs
 from pyctl.cache.ports import StoreView, Written
@@ -41,7 +41,7 @@ from pyctl.settings.limit import limit
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
-__all__ = ["PATIENCE_SECONDS", "RemoteStore", "connect"]
+__all__ = ["PATIENCE_SECONDS", "PAUSE_SECONDS", "RemoteStore", "StoreLimits", "connect"]
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +69,27 @@ LOOK_SECONDS = 5.0
 IDLE_SECONDS = 60.0
 PAUSE_SECONDS = 30.0
 """How often to list the store while there are requests, and without them, and how long it rests."""
+
+Clock: TypeAlias = Callable[[], float]
+"""A monotonic clock in seconds."""
+
+
+@dataclass(frozen=True)
+class StoreLimits:
+    """Limits of a store.
+
+    Attributes:
+        patience: The seconds in which a fetch that sends nothing is given up.
+        max_fetches: The maximum of fetches at once.
+        max_in_flight: The maximum of bytes on their way.
+        max_objects: The maximum of objects that are listed, and up to which files are sent.
+    """
+
+    patience: float = PATIENCE_SECONDS
+    max_fetches: int = MAX_FETCHES
+    max_in_flight: int = MAX_IN_FLIGHT
+    max_objects: int = MAX_OBJECTS
+
 
 PIECE = 2**18
 MEASURED = 2**20
@@ -129,17 +150,18 @@ class _Health:
     """The health of one kind of operation, ``what``, on the store. Logs when it changes."""
 
     what: str
+    clock: Clock
     n_failed: int = 0  # in a row
     again_at: float = 0.0
 
     @property
     def is_away(self) -> bool:
-        return time.monotonic() < self.again_at
+        return self.clock() < self.again_at
 
     def failed(self, error: BaseException) -> None:
         self.n_failed += 1
         if self.n_failed >= MAX_FAILURES:
-            self.again_at = time.monotonic() + PAUSE_SECONDS
+            self.again_at = self.clock() + PAUSE_SECONDS
         if self.n_failed == MAX_FAILURES:
             log.warning(
                 "kv store: cannot be %s (%s), serving without until it can",
@@ -156,8 +178,8 @@ class _Health:
 class Fetch(Reads):
     """A snapshot on its way to the directory, which should take ``seconds``.
 
-    It is given up when no bytes come for PATIENCE_SECONDS, and after twice ``seconds`` and
-    PATIENCE_SECONDS in all.
+    It is given up when no bytes come for the seconds of ``patience``, and after twice ``seconds``
+    and ``patience`` in all.
 
     Attributes:
         future: The end of the job that fetches it.
@@ -166,28 +188,27 @@ class Fetch(Reads):
         is_late: Whether it was given up.
     """
 
-    clock = staticmethod(time.monotonic)
-
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, patience: float, clock: Clock) -> None:
         self.future: Future[None] = Future()
         self.n_bytes = self.n_wanted = 0
         self.is_late = False
-        self._moved = self.clock()
-        self._until = self._moved + 2 * seconds + PATIENCE_SECONDS
+        self._patience = patience
+        self._clock = clock
+        self._moved = clock()
+        self._until = self._moved + 2 * seconds + patience
 
     def move(self, n_bytes: int = 0) -> None:
         """Record that ``n_bytes`` have come, or something was checked. Raises TimeoutError if the
         fetch was given up.
         """
         self.check()
-        self._moved = self.clock()
+        self._moved = self._clock()
         self.n_bytes += n_bytes
 
     def ready(self) -> bool:
         """Return whether the snapshot is here, or a wait would be of no use."""
-        self.is_late = self.is_late or self.clock() >= min(
-            self._moved + PATIENCE_SECONDS, self._until
-        )
+        end = min(self._moved + self._patience, self._until)
+        self.is_late = self.is_late or self._clock() >= end
         return self.is_late or self.future.done()
 
     def wait(self, seconds: float) -> None:
@@ -212,30 +233,44 @@ class RemoteStore:
     and `fetch`, which never wait. What was found to be of no use is not fetched again.
     """
 
-    def __init__(self, client: ObjectStore, label: str, writer: StoreWriter) -> None:
+    def __init__(
+        self,
+        client: ObjectStore,
+        label: str,
+        writer: StoreWriter,
+        limits: StoreLimits = StoreLimits(),
+        clock: Clock = time.monotonic,
+    ) -> None:
         """Start the thread that lists the store. Until it has, `find` returns nothing."""
         self._client = client
         self._label = label
         self._writer = writer
+        self._limits = limits
+        self._clock = clock
         self._disk_folder = writer.folder
         self._directory = writer.directory
         self._folder = f"{writer.folder.fingerprint}/"
         self._listed: dict[Name, int] = {}  # bytes of each object
         self._lengths: list[int] = []  # of the states at the last listing, ascending
-        self._costs = Costs()
-        self._costs.note_read(2**28, 2.0)  # a link of 1 Gbit/s, until something else was measured
+        self.costs = Costs()
+        self.costs.note_read(2**28, 2.0)  # a link of 1 Gbit/s, until something else was measured
         self._useless: deque[StateName] = deque(maxlen=MAX_USELESS)
-        self._fetches: dict[StateName, Fetch] = {}
-        self._reading = _Health("read")
-        self._writing = _Health("written")
+        self.fetches: dict[StateName, Fetch] = {}
+        self._reading = _Health("read", clock)
+        self._writing = _Health("written", clock)
         self._fetched = self._sent = Written()
         self._looked = -math.inf
         self._seen = object()
         self._asked = self._closing = False
         self.wake = threading.Event()  # set when the directory has something new
-        self._pool = Readers(MAX_FETCHES, "store-fetch")
+        self._pool = Readers(limits.max_fetches, "store-fetch")
         self._thread = threading.Thread(target=self._run, name="pyctl-store", daemon=True)
         self._thread.start()
+
+    @property
+    def has_sent_all(self) -> bool:
+        """True if no file has come to the directory since the last ones were sent."""
+        return self._directory.contents is self._seen
 
     def find(self, prompt: PromptMatch, limit: int, covered: int = 0) -> list[tuple[Prefix, float]]:
         """Return the prefixes of ``prompt`` of at most ``limit`` tokens that the store has and the
@@ -257,16 +292,18 @@ class RemoteStore:
     def _seconds(self, state: StateName, covered: int) -> float:
         sizes = self._disk_folder.sizes
         row = sizes.row if sizes is not None else 0
-        return self._costs.read(self._listed.get(state, 0) + max(state.n - covered, 0) * row)
+        return self.costs.read(self._listed.get(state, 0) + max(state.n - covered, 0) * row)
 
     def fetch(self, prefix: Prefix) -> Fetch | None:
         """Start to fetch ``prefix`` to the disk, and return the fetch; None if it cannot start now.
         The disk has the snapshot when the fetch has ended without an error.
         """
         state = StateName.of(prefix)
-        fetch = self._fetches.get(state)
-        if fetch is None and len(self._fetches) < MAX_FETCHES and not self._closing:
-            fetch = self._fetches[state] = Fetch(self._seconds(state, 0))
+        fetch = self.fetches.get(state)
+        has_room = len(self.fetches) < self._limits.max_fetches
+        if fetch is None and has_room and not self._closing:
+            fetch = Fetch(self._seconds(state, 0), self._limits.patience, self._clock)
+            self.fetches[state] = fetch
             (fetch.future,) = self._pool.start([partial(self._fetch, state, fetch)])
         return fetch if fetch is not None and not fetch.is_late else None
 
@@ -307,13 +344,13 @@ class RemoteStore:
         """
         self._closing = True
         self.wake.set()
-        for fetch in self._fetches.copy().values():
+        for fetch in self.fetches.copy().values():
             fetch.cancel()
         self._thread.join(min(timeout, CLOSE_SECONDS))
         self._pool.close(min(timeout, CLOSE_SECONDS))
 
     def _fetch(self, state: StateName, fetch: Fetch) -> None:
-        began = time.monotonic()
+        began = self._clock()
         try:
             self._bring(state, fetch)
         except (CorruptFileError, NotWrittenError, FileNotFoundError) as error:  # the store works
@@ -326,16 +363,18 @@ class RemoteStore:
             self._reading.worked()
             self._fetched = self._fetched.plus(fetch.n_bytes)
         finally:
-            del self._fetches[state]
+            del self.fetches[state]
             if fetch.n_bytes >= MEASURED:
-                self._costs.note_read(fetch.n_bytes, time.monotonic() - began)
+                self.costs.note_read(fetch.n_bytes, self._clock() - began)
 
     def _bring(self, state: StateName, fetch: Fetch) -> None:
         """Fetch the files of ``state`` that the disk lacks, check all bytes, and have the directory
         adopt them.
         """
         name: Name | None = state
-        maximum = min(MAX_IN_FLIGHT, self._directory.budget or MAX_IN_FLIGHT)
+        maximum = self._limits.max_in_flight
+        if self._directory.budget:
+            maximum = min(maximum, self._directory.budget)
         run = self._directory.readers.run
         sizes = self._disk_folder.sizes
         paths: dict[Name, Path] = {}
@@ -347,7 +386,7 @@ class RemoteStore:
                 if (size := self._listed.get(name)) is None:
                     raise FileNotFoundError(str(name))
                 fetch.n_wanted += size
-                if sum(each.n_wanted for each in self._fetches.copy().values()) > maximum:
+                if sum(each.n_wanted for each in self.fetches.copy().values()) > maximum:
                     raise NotWrittenError("more bytes than may be on their way")
                 path = paths[name] = temps.enter_context(temp_path(self._disk_folder.path))
                 self._download(name, size, path, fetch)
@@ -379,12 +418,11 @@ class RemoteStore:
 
     def _run(self) -> None:
         while not self._closing:
-            age = time.monotonic() - self._looked
+            age = self._clock() - self._looked
             if not self._reading.is_away and age >= (LOOK_SECONDS if self._asked else IDLE_SECONDS):
                 with self._noting(self._reading):
                     self._look()
-            is_new = self._directory.contents is not self._seen
-            if is_new and self._looked > -math.inf and not self._writing.is_away:
+            if not self.has_sent_all and self._looked > -math.inf and not self._writing.is_away:
                 with self._noting(self._writing):
                     self._send()
             self.wake.wait(LOOK_SECONDS)
@@ -407,12 +445,12 @@ class RemoteStore:
                 name = parse(str(meta["path"]).removeprefix(self._folder))
                 if name is not None and meta["size"] > 0:
                     listed[name] = meta["size"]
-            if self._closing or len(listed) >= MAX_OBJECTS:
+            if self._closing or len(listed) >= self._limits.max_objects:
                 break
         lengths = {name.n for name in listed if isinstance(name, StateName)}
         self._listed = listed
         self._lengths = sorted(lengths)
-        self._looked = time.monotonic()
+        self._looked = self._clock()
 
     def _send(self) -> None:
         """Send the files that the store lacks, the most used states first, each after the segments
@@ -435,7 +473,7 @@ class RemoteStore:
                 for key in keys
                 if key[1] not in self._listed and key in graph.records
             ]
-            if self._closing or len(self._listed) + len(missing) > MAX_OBJECTS:
+            if self._closing or len(self._listed) + len(missing) > self._limits.max_objects:
                 break
             if state in missing and all(map(self._put, missing)):
                 self._sent = self._sent.plus(sum(each.n_bytes for each in missing))

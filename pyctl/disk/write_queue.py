@@ -50,7 +50,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-from pyctl.cache.ports import AGAIN_SECONDS, MAX_UNWRITTEN_BYTES, FlushCopies, RowsOf, Written
+from pyctl.cache.device_limits import MAX_UNWRITTEN_BYTES
+from pyctl.cache.ports import AGAIN_SECONDS, FlushCopies, RowsOf, Written
 from pyctl.cache.snapshot import NOTHING, Segment, Snapshot
 from pyctl.disk.readers import STALL_SECONDS
 from pyctl.disk.write_job import JobState, WriteJob, Writing, copy_of
@@ -91,8 +92,8 @@ class WriteQueue:
     `supply_rows` supplies them. Evicted snapshots that no policy chose are limited to MAX_SPILLED
     and ``max_bytes``: those of the lowest worth per byte are dropped, with a warning once a minute.
     An OSError (a full or read-only disk) is a warning, and the server continues from RAM. A job
-    that it hits is retried RETRY_SECONDS later; one that needs rows of the device is parked until
-    the queue closes; other errors, and a last try, give the job up.
+    that it hits is retried ``retry_seconds`` later; one that needs rows of the device is parked
+    until the queue closes; other errors, and a last try, give the job up.
 
     Attributes:
         on_rows_needed: The function to call when a job needs rows of the device.
@@ -107,18 +108,23 @@ class WriteQueue:
         write: Callable[[Snapshot, bool], Writing],
         max_bytes: int = MAX_UNWRITTEN_BYTES,
         clock: Callable[[], float] = time.monotonic,
+        retry_seconds: float = RETRY_SECONDS,
+        stall_seconds: float = STALL_SECONDS,
     ) -> None:
         """Make an empty queue. ``write`` starts the write of a snapshot, ``max_bytes`` limits
-        evicted ones, ``clock`` gives monotonic seconds.
+        evicted ones, ``clock`` gives monotonic seconds. A write that makes no progress for
+        ``stall_seconds`` does not count as one that drains the device.
         """
         self.on_rows_needed: FlushCopies = lambda: None
         self.written = Written()
         self.spilled = Written()
         self.n_failed = 0
         self.n_dropped = 0
-        self._write_one = write
+        self.write_one = write
         self._max_bytes = max_bytes
         self._clock = clock
+        self._retry_seconds = retry_seconds
+        self._stall_seconds = stall_seconds
         self._jobs: dict[WriteJob, None] = {}  # a set that keeps the order
         self._calls: deque[Callable[[], object]] = deque(maxlen=MAX_CALLS)
         self._order = itertools.count(1)
@@ -223,7 +229,7 @@ class WriteQueue:
         with self._changed:
             pending = (job for job in self._jobs if job.state is not JobState.PARKED)
             is_pending = any(job.needs_device_rows for job in pending)
-            return is_pending and self._clock() - self._progress_at < STALL_SECONDS
+            return is_pending and self._clock() - self._progress_at < self._stall_seconds
 
     def drop_lowest_value(self) -> bool:
         """Drop the snapshot of lowest rank among those that take RAM; return False if there is
@@ -297,7 +303,7 @@ class WriteQueue:
         ends with its segment, or the process leaves its temp file.
         """
         deadline = time.monotonic() + timeout
-        self._begin_last_try()
+        self.begin_last_try()
         while self._is_busy() and time.monotonic() < deadline - LAST_SECONDS:
             flush_copies()
             with self._changed:
@@ -348,7 +354,7 @@ class WriteQueue:
         self._cancel(job, reason)
         self.n_dropped += 1
         if self._clock() >= self._warn_at:
-            self._warn_at = self._clock() + RETRY_SECONDS
+            self._warn_at = self._clock() + self._retry_seconds
             log.warning("%d snapshots are not written: %s", self.n_dropped, reason)
 
     def _cancel(self, job: WriteJob, reason: str) -> None:
@@ -391,7 +397,7 @@ class WriteQueue:
                 job.change(JobState.READY if error is None else JobState.CANCELLED)
             self._changed.notify_all()
 
-    def _begin_last_try(self) -> None:
+    def begin_last_try(self) -> None:
         """Try parked jobs once more, and from now on park none."""
         with self._changed:
             self._is_last_try = True
@@ -449,7 +455,7 @@ class WriteQueue:
             if job is None:
                 return None
             if job.writing is None:
-                job.writing = self._write_one(job.snapshot, not job.is_chosen)
+                job.writing = self.write_one(job.snapshot, not job.is_chosen)
             self._current = job
             return partial(self._turn, job)
 
@@ -544,4 +550,4 @@ class WriteQueue:
                 log.warning("cannot write the disk cache, serving from RAM: %s", reason)
             self._failure = reason
             if not self._is_last_try:
-                self._resume_at = self._clock() + RETRY_SECONDS
+                self._resume_at = self._clock() + self._retry_seconds

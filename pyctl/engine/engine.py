@@ -63,7 +63,7 @@ class Engine:
         self.state_reads = StateReads()
         self.backend = backend
         self.settings = settings
-        options = CacheOptions(settings.min_step, settings.exact)
+        options = CacheOptions(settings.min_step, settings.exact, settings.device)
         self.prefix_cache = PrefixCache(backend.memory, cache, options, disk)
         self.counters = EngineCounters()
         # The latest replies, with the times of their ends.
@@ -81,7 +81,7 @@ class Engine:
         self._is_prepared = False
         self._drafts_lack_cells = False
         self._prefill = Prefill(
-            backend, self.cells, self.prefix_cache, self.counters, self.state_reads
+            backend, self.cells, self.prefix_cache, self.counters, self.state_reads, clock
         )
 
     def submit(self, handle: RequestHandle) -> None:

@@ -6,17 +6,44 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from pyctl.cache.device_limits import DeviceLimits
 from pyctl.cache.plan import DEFAULT_STEP
 from pyctl.settings.convert import integer, tokens
 from pyctl.settings.limit import SetLimit, limit
 from pyctl.settings.setting import CACHE, SERVER
 
-__all__ = ["MAX_PREWARMS", "Clock", "EngineSettings"]
+__all__ = ["MAX_PREWARMS", "Clock", "EngineSettings", "PrewarmDelays"]
 
 Clock: TypeAlias = Callable[[], float]
 """A monotonic clock in seconds: `time.monotonic`, or a fake clock in tests."""
 
 MAX_PREWARMS = limit(16, "background requests that wait", "the oldest are dropped", "process")
+
+AT_ONCE_SECONDS = 0.05
+"""Delay after a reply, so that an immediate next request does not wait for a batch of a warm-up."""
+
+QUIET_SECONDS = 1.0
+"""Delay without client requests before a warm-up with little gain for the next turn."""
+
+QUIET_BATCHES = 1
+"""Such a warm-up also waits for the duration of this many batches, the longest that it can delay a
+request.
+"""
+
+
+@dataclass(frozen=True)
+class PrewarmDelays:
+    """The time without a client's request before a background request starts.
+
+    Attributes:
+        at_once: Seconds before one that helps the next turn.
+        quiet: Seconds before one with little gain, at least.
+        quiet_batches: It also waits for the duration of so many batches.
+    """
+
+    at_once: float = AT_ONCE_SECONDS
+    quiet: float = QUIET_SECONDS
+    quiet_batches: int = QUIET_BATCHES
 
 
 def idle_seconds(text: str) -> int:
@@ -33,6 +60,7 @@ class EngineSettings:
     ``min_step``: tokens between the sparse cuts of a long message, 0 for none. ``exact``: requests
     run one at a time, and reuse only rows that a cold run computes the same way, so no generated
     text. ``clear_idle``: a request that runs alone uses all cells, as with one sequence.
+    ``device`` limits the rows that leave the device, ``prewarm`` delays background requests.
     """
 
     min_step: int = CACHE.flag(
@@ -89,3 +117,5 @@ class EngineSettings:
             "s",
         ),
     )
+    device: DeviceLimits = DeviceLimits()
+    prewarm: PrewarmDelays = PrewarmDelays()

@@ -8,10 +8,12 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
 from queue import Empty, SimpleQueue
+from typing import TypeAlias
 
+from pyctl.engine.engine_settings import Clock
 from pyctl.engine.request import Done, DraftCounts, Event, Failed, Piece, Request
 from pyctl.errors import EngineError
 from pyctl.settings.limit import limit
@@ -34,6 +36,9 @@ for a pause.
 SIGNAL_SECONDS = 0.2
 """Longest uninterrupted wait of a blocking consumer, so that Ctrl-C works."""
 
+Pause: TypeAlias = Callable[[float], Awaitable[None]]
+"""Waits for some seconds in an event loop, as `asyncio.sleep` does."""
+
 
 class RequestHandle:
     """The events of one request; one consumer iterates, blocking or async, up to a Done or Failed
@@ -46,8 +51,19 @@ class RequestHandle:
     after them.
     """
 
-    def __init__(self, request: Request) -> None:
+    def __init__(
+        self,
+        request: Request,
+        clock: Clock = time.monotonic,
+        pause: Pause = asyncio.sleep,
+    ) -> None:
+        """Make the channel of ``request``.
+
+        ``clock`` gives monotonic seconds, ``pause`` waits for some in the consumer's event loop.
+        """
         self.request = request
+        self._clock = clock
+        self._pause = pause
         self.cancelled = False
         self.changed = (
             threading.Event()
@@ -133,7 +149,7 @@ class RequestHandle:
         if isinstance(event, Piece):
             self._n_taken += _size(event)
         before = self._taken_at
-        self._taken_at = time.monotonic()
+        self._taken_at = self._clock()
         self._flowing = isinstance(event, Piece) and self._taken_at - before < 2 * REST_SECONDS
         self._ended = isinstance(event, (Done, Failed))
         return event
@@ -158,7 +174,7 @@ class RequestHandle:
         if self._ended:
             raise StopAsyncIteration
         if self._flowing and self._events.empty():
-            await asyncio.sleep(REST_SECONDS)
+            await self._pause(REST_SECONDS)
         while self._events.empty():
             loop = asyncio.get_running_loop()
             woken: asyncio.Future[None] = loop.create_future()

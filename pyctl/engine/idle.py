@@ -55,14 +55,17 @@ class IdleFacts:
 class IdleSchedule:
     """The due times of idle tasks.
 
-    With ``sleep_seconds`` below 0 the model stays loaded. ``is_background``: no client waits for
-    the engine's current work.
+    With ``sleep_seconds`` below 0 the model stays loaded. ``copy_seconds`` pass before held rows
+    are copied. ``is_background``: no client waits for the engine's current work.
     """
 
-    def __init__(self, sleep_seconds: float, clock: Clock) -> None:
+    def __init__(
+        self, sleep_seconds: float, clock: Clock, copy_seconds: float = IDLE_SECONDS
+    ) -> None:
         self.is_background = False
         self._clock = clock
         self._sleep_seconds = sleep_seconds
+        self._copy_seconds = copy_seconds
         self._last_work = clock()
         self._last_client = self._last_work  # the end of the last work that a client waited for
         self._copy_at = NEVER
@@ -72,7 +75,7 @@ class IdleSchedule:
         self._last_work = self._clock()
         if not self.is_background:
             self._last_client = self._last_work
-        self._copy_at = max(self._last_client + IDLE_SECONDS, self._last_work)
+        self._copy_at = max(self._last_client + self._copy_seconds, self._last_work)
 
     def record_copy(self, *, has_more: bool) -> None:
         """Record that a COPY has run; another one is due at once if it ``has_more``."""

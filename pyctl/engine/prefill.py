@@ -13,6 +13,7 @@ from pyctl.cache.prefix_cache import PrefixCache
 from pyctl.cache.sequence import LiveSequence
 from pyctl.cache.snapshot import State
 from pyctl.engine.backend import Backend
+from pyctl.engine.engine_settings import Clock
 from pyctl.engine.engine_stats import EngineCounters, PrefillLog
 from pyctl.engine.jobs import StateReads
 from pyctl.engine.request import Progress
@@ -34,7 +35,9 @@ class Prefill:
         prefix_cache: PrefixCache,
         counters: EngineCounters,
         state_reads: StateReads,
+        clock: Clock,
     ) -> None:
+        self._clock = clock
         self._backend = backend
         self._cells = cells
         self._prefix_cache = prefix_cache
@@ -75,7 +78,8 @@ class Prefill:
         began = time.perf_counter()
         save_before = stats.save_ms
         first = last = seq.n
-        shown = PrefillLog(active.id, seq.n, len(prompt), self._prefix_cache.cache.costs)
+        costs = self._prefix_cache.cache.costs
+        shown = PrefillLog(active.id, seq.n, len(prompt), costs, self._clock)
         _tell_progress(active, seq, stats, 0.0)
         for previous, end in itertools.pairwise(sorted({0, *ends, *plan.cuts, stats.n_prompt})):
             if end <= seq.n:

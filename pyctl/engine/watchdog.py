@@ -9,7 +9,7 @@ from collections.abc import Hashable
 
 from pyctl.engine.engine_settings import Clock
 
-__all__ = ["WATCH_SECONDS", "ProgressWatch", "StillThread"]
+__all__ = ["STILL_SECONDS", "WATCH_SECONDS", "ProgressWatch", "StillThread"]
 
 WATCH_SECONDS = 1.0
 """Interval between two checks of the engine's thread."""
@@ -28,10 +28,16 @@ class ProgressWatch:
     seconds.
     """
 
-    def __init__(self, stall_seconds: float, sign: Hashable, clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self,
+        stall_seconds: float,
+        sign: Hashable,
+        clock: Clock = time.monotonic,
+        interval: float = WATCH_SECONDS,
+    ) -> None:
         self.still_seconds = 0.0
         """Seconds without progress, as far as they were observed."""
-        self.interval = WATCH_SECONDS
+        self.interval = interval
         self._stall_seconds = stall_seconds
         self._sign = sign
         self._clock = clock
@@ -50,21 +56,26 @@ class ProgressWatch:
 
 
 class StillThread:
-    """Detects a ``thread`` that is in a call that never returns; `is_still` is called every
-    ``interval`` seconds.
+    """Detects a ``thread`` that is in a call that never returns, since it stands still for
+    ``seconds``; `is_still` is called every ``interval`` seconds.
     """
 
-    def __init__(self, thread: threading.Thread, clock: Clock = time.monotonic) -> None:
-        self.interval = STILL_SECONDS / 10
+    def __init__(
+        self,
+        thread: threading.Thread,
+        clock: Clock = time.monotonic,
+        seconds: float = STILL_SECONDS,
+    ) -> None:
+        self.interval = seconds / 10
         self._thread = thread
-        self._seconds = STILL_SECONDS
+        self._seconds = seconds
         self._clock = clock
         self._instruction: tuple[int, int] | None = None  # its frame and its place in there
         self._since = clock()
 
     def is_still(self) -> bool:
-        """Return whether the thread has been at one instruction for STILL_SECONDS, in all calls of
-        this method since then.
+        """Return whether the thread has been at one instruction for so many seconds, in all calls
+        of this method since then.
         """
         frame = sys._current_frames().get(self._thread.ident or 0)
         instruction = (id(frame), frame.f_lasti if frame is not None else 0)

@@ -11,17 +11,18 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pyctl.engine.backend import EngineInfo
 from pyctl.engine.engine import Engine
 from pyctl.engine.handle import RequestHandle
-from pyctl.engine.idle import IdleFacts, IdleSchedule, IdleTask
+from pyctl.engine.idle import IDLE_SECONDS, IdleFacts, IdleSchedule, IdleTask
 from pyctl.engine.jobs import Job
 from pyctl.engine.openmp import end_threads
 from pyctl.engine.request import Failed, Request, as_client_error, empty_reply
 from pyctl.engine.sampling import Sampling
-from pyctl.engine.watchdog import ProgressWatch, StillThread
+from pyctl.engine.watchdog import STILL_SECONDS, WATCH_SECONDS, ProgressWatch, StillThread
 from pyctl.errors import (
     BusyError,
     ContextSizeError,
@@ -33,7 +34,7 @@ from pyctl.errors import (
 from pyctl.prompt import Prompt
 from pyctl.settings.limit import limit
 
-__all__ = ["Worker"]
+__all__ = ["Worker", "WorkerTimes"]
 
 R = TypeVar("R")
 
@@ -59,6 +60,25 @@ MAX_FAILED_STEPS = limit(
 )
 
 
+@dataclass(frozen=True)
+class WorkerTimes:
+    """Seconds of a worker's waits.
+
+    Attributes:
+        finish: The longest duration of a step after closing, before it is interrupted.
+        step: The time of an interrupted step to end.
+        copy: The idle time before rows that only the device has are copied.
+        watch: The interval between two checks of the engine's thread.
+        still: After the loss of a device, the time at one instruction of a call that never returns.
+    """
+
+    finish: float = FINISH_SECONDS
+    step: float = STEP_SECONDS
+    copy: float = IDLE_SECONDS
+    watch: float = WATCH_SECONDS
+    still: float = STILL_SECONDS
+
+
 class Worker:
     """Runs ``engine`` on its own thread. All methods are thread-safe.
 
@@ -69,13 +89,19 @@ class Worker:
     """
 
     def __init__(
-        self, engine: Engine, info: EngineInfo, sleep_seconds: float = -1, stall_seconds: float = 0
+        self,
+        engine: Engine,
+        info: EngineInfo,
+        sleep_seconds: float = -1,
+        stall_seconds: float = 0,
+        times: WorkerTimes = WorkerTimes(),
     ) -> None:
         """Start the thread; ``info`` describes the model to other threads."""
         self._engine = engine
         self.info = info
         self.trouble: PyctlError | None = None
-        self._idle = IdleSchedule(sleep_seconds, engine.clock)
+        self._times = times
+        self._idle = IdleSchedule(sleep_seconds, engine.clock, times.copy)
         self._inbox: queue.SimpleQueue[RequestHandle | Job[Any] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # guards the open requests and the states of closing
         self._open: set[RequestHandle] = set()
@@ -85,7 +111,7 @@ class Worker:
         self._working = False
         self._n_steps = 0
         self._n_failed = 0
-        self._watch = ProgressWatch(stall_seconds, self._sign())
+        self._watch = ProgressWatch(stall_seconds, self._sign(), interval=times.watch)
         # The end: by `close`, or because the thread hangs or a device is lost.
         self._closing = False
         self._ended = False  # no call runs on the thread from now on
@@ -227,7 +253,7 @@ class Worker:
             self.poll()  # the device may be lost, and another worker have noticed first
         for function in self._before_close:
             function()
-        wait = self._engine.close_seconds + STEP_SECONDS if timeout is None else timeout
+        wait = self._engine.close_seconds + self._times.step if timeout is None else timeout
         with self._lock:
             is_first = not self._closing
             self._closing = True
@@ -235,7 +261,7 @@ class Worker:
                 self._unloads = unload
                 self._deadline = time.monotonic() + wait
         if is_first:
-            self._end_requests(min(FINISH_SECONDS, wait))
+            self._end_requests(min(self._times.finish, wait))
         if not self._hangs or self._is_lost:
             self._over.wait(max(self._deadline - time.monotonic(), 0.0))
         if is_first and not self._over.is_set():
@@ -259,9 +285,10 @@ class Worker:
         self.poll()
 
     def poll(self) -> None:
-        """Note progress; one thread calls this every WATCH_SECONDS. Raises `trouble` if the
-        engine's thread fails or makes no progress, and after the loss of a device, when the cache
-        in RAM is on disk.
+        """Note progress; one thread calls this every `WorkerTimes.watch` seconds.
+
+        Raises `trouble` if the engine's thread fails or makes no progress, and after the loss of a
+        device, when the cache in RAM is on disk.
         """
         if self.trouble is None and not self._over.is_set():
             self._check_progress()
@@ -282,7 +309,7 @@ class Worker:
             seconds = self._watch.still_seconds
             log.critical("the engine has work and made no progress for %.0f s", seconds)
             self._hangs = True
-            self._give_up(EngineError("the engine makes no progress"))
+            self.give_up(EngineError("the engine makes no progress"))
 
     def _lose_device(self, reason: EngineError) -> None:
         """End the service and write what RAM has: by the engine's thread, or here if a call for the
@@ -290,9 +317,9 @@ class Worker:
         """
         self._hangs = True
         self._is_lost = True
-        self._give_up(reason)
+        self.give_up(reason)
         self._inbox.put(None)
-        thread = StillThread(self._thread)
+        thread = StillThread(self._thread, seconds=self._times.still)
         while not self._over.wait(thread.interval) and not self._is_saving:
             if thread.is_still():
                 self._save_rest()
@@ -324,7 +351,7 @@ class Worker:
                 return self._save_rest()
             log.critical("the engine's thread has ended", exc_info=error)
             reason = str(error) or type(error).__name__
-            self._give_up(EngineError(f"the engine has failed: {reason}"))
+            self.give_up(EngineError(f"the engine has failed: {reason}"))
             self._save_rest()
         finally:
             self._no_more_steps.set()
@@ -465,7 +492,7 @@ class Worker:
     # -- from any thread
     # ----------------------------------------------------------------------------------
 
-    def _give_up(self, reason: PyctlError) -> None:
+    def give_up(self, reason: PyctlError) -> None:
         """Fail all requests and calls with ``reason``, now and later."""
         with self._lock:
             self.trouble = reason

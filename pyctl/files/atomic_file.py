@@ -13,13 +13,16 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 __all__ = [
+    "CALLS",
     "PRIVATE",
+    "FileCalls",
     "files_in",
     "has_locks",
     "inode",
@@ -38,6 +41,25 @@ __all__ = [
 
 PRIVATE = 0o600
 """Mode of files that may hold prompts: text, tokens, rows and states."""
+
+
+@dataclass(frozen=True)
+class FileCalls:
+    """The calls of the operating system that an atomic write consists of.
+
+    Attributes:
+        flock: Locks an open file, as `fcntl.flock` does.
+        fsync: Waits until an open file is durable.
+        replace: Renames a file over another one.
+    """
+
+    flock: Callable[[int, int], None] = fcntl.flock
+    fsync: Callable[[int], None] = os.fsync
+    replace: Callable[[Path, Path], None] = os.replace
+
+
+CALLS = FileCalls()
+"""The calls of this system."""
 
 _TEMP = re.compile(r"\.(\d{1,10})-[0-9a-f]{16}\.tmp")
 
@@ -115,25 +137,25 @@ def files_in(directory: Path) -> list[Path]:
 
 
 @contextmanager
-def temp_path(directory: Path) -> Iterator[Path]:
+def temp_path(directory: Path, calls: FileCalls = CALLS) -> Iterator[Path]:
     """Create a locked temp file in ``directory`` for the time of the block, then remove it unless
     it was renamed.
 
     Raises OSError.
     """
-    path, descriptor = _locked_temp(directory)
+    path, descriptor = _locked_temp(directory, calls)
     try:
         yield path
     finally:
         _give_up(path, descriptor)
 
 
-def _locked_temp(directory: Path) -> tuple[Path, int]:
+def _locked_temp(directory: Path, calls: FileCalls) -> tuple[Path, int]:
     while True:
         path = directory / temp_name()
         descriptor = open_private(path, os.O_RDWR | os.O_EXCL)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            calls.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:  # another process checks whether the file is abandoned
             _give_up(path, descriptor)
             continue
@@ -151,20 +173,20 @@ def _give_up(path: Path, descriptor: int) -> None:
 
 
 @contextmanager
-def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
+def replacing(path: Path, *, sync: bool = True, calls: FileCalls = CALLS) -> Iterator[BinaryIO]:
     """Open a new file for writing that replaces ``path`` if the block ends without an exception.
 
     Otherwise ``path`` keeps its content. Without ``sync``, a power failure may leave an empty file.
     Raises OSError if the write fails, ValueError if ``path`` is not a valid name.
     """
-    temporary, descriptor = _locked_temp(path.parent)
+    temporary, descriptor = _locked_temp(path.parent, calls)
     try:
         with os.fdopen(os.dup(descriptor), "w+b") as file:
             yield file
             file.flush()
             if sync:
-                os.fsync(file.fileno())
-        os.replace(temporary, path)
+                calls.fsync(file.fileno())
+        calls.replace(temporary, path)
     finally:
         _give_up(temporary, descriptor)
 
@@ -184,11 +206,11 @@ def has_locks(directory: Path) -> bool:
     return True
 
 
-def write_atomic(path: Path, data: bytes, *, sync: bool = True) -> None:
+def write_atomic(path: Path, data: bytes, *, sync: bool = True, calls: FileCalls = CALLS) -> None:
     """Write ``data`` to ``path`` atomically: readers see the old file or the new one. Raises
     OSError.
     """
-    with replacing(path, sync=sync) as file:
+    with replacing(path, sync=sync, calls=calls) as file:
         file.write(data)
 
 
@@ -211,7 +233,7 @@ def inode(path: Path) -> int:
         return 0
 
 
-def is_abandoned(path: Path, *, remove: bool = False) -> bool:
+def is_abandoned(path: Path, *, remove: bool = False, calls: FileCalls = CALLS) -> bool:
     """Return whether ``path`` is a temp file whose writer no longer runs.
 
     With ``remove`` such a file is removed while it is locked: one that was only just created has no
@@ -225,7 +247,7 @@ def is_abandoned(path: Path, *, remove: bool = False) -> bool:
         return False
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            calls.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:  # of its writer, or the file system has no locks, if no cache is
             return False
         if remove:

@@ -25,16 +25,16 @@ def is_pdf(data: bytes) -> bool:
     return data.startswith(b"%PDF-")
 
 
-def pdf_text(data: bytes) -> str:
+def pdf_text(data: bytes, max_bytes: int = MAX_PDF_BYTES, seconds: float = _SECONDS) -> str:
     """Return the text of all pages of a PDF file. Raises RequestError."""
     if not is_pdf(data):
         raise RequestError("this is not a PDF file")
-    if len(data) > MAX_PDF_BYTES:
-        raise RequestError(f"a PDF file may have {MAX_PDF_BYTES:,} bytes, not {len(data):,}")
+    if len(data) > max_bytes:
+        raise RequestError(f"a PDF file may have {max_bytes:,} bytes, not {len(data):,}")
     try:
-        output = answer_of_module(__name__, data, _SECONDS)
+        output = answer_of_module(__name__, data, seconds)
     except subprocess.TimeoutExpired as error:
-        raise RequestError(f"reading this PDF file takes more than {_SECONDS:g} seconds") from error
+        raise RequestError(f"reading this PDF file takes more than {seconds:g} seconds") from error
     try:
         answer = json.loads(output)
     except ValueError as error:

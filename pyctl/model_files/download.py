@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import re
-import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -30,6 +29,7 @@ from rich.progress import (
 
 from pyctl.errors import ConfigError
 from pyctl.files.atomic_file import sync_directory, write_atomic
+from pyctl.files.free_space import free_at
 from pyctl.files.user_directory import user_directory
 from pyctl.http_client import http_client
 from pyctl.model_files import split_names
@@ -148,14 +148,15 @@ def download(
     read_seconds: float = READ_SECONDS,
     pause_seconds: float = PAUSE_SECONDS,
     clock: Callable[[], float] = time.monotonic,
+    free_bytes: Callable[[Path], int] = free_at,
 ) -> None:
     """Fetch ``url`` to ``target``, which appears when it is whole. If another process fetches it,
     wait for that.
 
     A partial file stays next to ``target``. The download resumes from it, now or at the next call,
     while the server confirms that the file is unchanged. A terminal shows a bar, otherwise a
-    `DownloadLog` gets the progress, timed by ``clock``. Raises ConfigError, and OSError if the disk
-    refuses.
+    `DownloadLog` gets the progress, timed by ``clock``. Raises ConfigError, for example if the
+    directory has too few ``free_bytes``, and OSError if the disk refuses.
     """
     columns = (
         "{task.description}",
@@ -167,7 +168,7 @@ def download(
     timeout = httpx.Timeout(read_seconds, connect=CONNECT_SECONDS)
     console = Console(stderr=True)
     with (
-        _Part(target) as part,
+        _Part(target, free_bytes) as part,
         http_client(
             str(url),
             timeout=timeout,
@@ -281,7 +282,7 @@ def _validator(headers: httpx.Headers) -> str:
 
 
 def _check_space(url: httpx.URL, part: _Part, needed: int) -> None:
-    free = shutil.disk_usage(part.path.parent).free - SPARE_BYTES
+    free = part.free_bytes - SPARE_BYTES
     if needed > free or free < 0:
         amount = f"{needed / 2**20:,.0f} MiB more" if needed else "more room"
         raise ConfigError(
@@ -298,7 +299,8 @@ class _Part:
     first bytes.
     """
 
-    def __init__(self, target: Path) -> None:
+    def __init__(self, target: Path, free_bytes: Callable[[Path], int]) -> None:
+        self._free_bytes = free_bytes
         self.path = target.with_name(f"{target.name}.part")
         self._note = target.with_name(f"{target.name}.part.json")
         self.n_bytes = 0
@@ -320,6 +322,11 @@ class _Part:
             self._file.close()
             raise
         return self
+
+    @property
+    def free_bytes(self) -> int:
+        """The free bytes of its disk."""
+        return self._free_bytes(self.path.parent)
 
     def __exit__(self, *_: object) -> None:
         """Keep the bytes that a later download can continue, and nothing else."""

@@ -58,17 +58,22 @@ class MarkdownProcess:
     """
 
     def __init__(self, seconds: float = _SECONDS, all_seconds: float = _ALL_SECONDS) -> None:
-        self._seconds = seconds
-        self._all_seconds = all_seconds
+        self.seconds = seconds
+        self.all_seconds = all_seconds
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The id of the process; None if it does not run."""
+        return self._process.pid if self._process is not None else None
 
     def render(self, texts: Iterable[str]) -> list[str]:
         """Return the HTML of each, as `html_of` makes it; texts that are too long or take too long
         stay unchanged.
         """
         with self._lock:
-            end = time.monotonic() + self._all_seconds
+            end = time.monotonic() + self.all_seconds
             return [self._render(text, end) for text in texts]
 
     def close(self) -> None:
@@ -78,7 +83,7 @@ class MarkdownProcess:
 
     def _render(self, text: str, end: float) -> str:
         body = text.encode("utf-8", "replace")
-        seconds = min(self._seconds, end - time.monotonic())
+        seconds = min(self.seconds, end - time.monotonic())
         if len(body) > MAX_TEXT_BYTES or seconds <= 0:
             return plain_html(text)
         try:

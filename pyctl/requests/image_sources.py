@@ -14,7 +14,8 @@ import socket
 import ssl
 import stat
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ from pyctl.settings.limit import limit
 from pyctl.text import reason_of
 
 __all__ = [
+    "FetchRules",
+    "ImageLimits",
     "ImagePart",
     "ImageSources",
     "data_images",
@@ -62,11 +65,12 @@ unknown ones.
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
-def fetch_image(url: str) -> bytes:
+def fetch_image(url: str, rules: FetchRules | None = None) -> bytes:
     """Return the bytes at ``url``, http or https, if they may be an image. Raises RequestError."""
-    end = time.monotonic() + _MAX_SECONDS
+    rules = rules or FetchRules()
+    end = time.monotonic() + rules.max_seconds
     for _ in range(_MAX_REDIRECTS + 1):
-        answer = _fetch_one(url, end)
+        answer = _fetch_one(url, end, rules)
         if isinstance(answer, bytes):
             return answer
         url = urljoin(url, answer)
@@ -88,7 +92,24 @@ def is_public(address: Address) -> bool:
     return address.is_global and not address.is_multicast and not address.is_reserved
 
 
-def _fetch_one(url: str, end: float) -> bytes | str:
+@dataclass(frozen=True)
+class FetchRules:
+    """The addresses from which images may come, and the limits of one fetch.
+
+    Attributes:
+        is_allowed: Returns whether an image may come from an address.
+        resolve: Returns the addresses of a name and a port, as `socket.getaddrinfo` does.
+        max_bytes: The maximum bytes of an image.
+        max_seconds: The maximum seconds of a fetch, redirects included.
+    """
+
+    is_allowed: Callable[[Address], bool] = is_public
+    resolve: Callable[..., Sequence[Any]] = socket.getaddrinfo
+    max_bytes: int = _MAX_FETCHED_BYTES
+    max_seconds: float = _MAX_SECONDS
+
+
+def _fetch_one(url: str, end: float, rules: FetchRules) -> bytes | str:
     """Return the bytes at ``url``, or the address that it redirects to."""
     headers = [
         ("Host", _host(url)),
@@ -99,7 +120,7 @@ def _fetch_one(url: str, end: float) -> bytes | str:
     try:
         with (
             httpcore.ConnectionPool(
-                _trusted(), max_connections=1, network_backend=_PublicNetwork(end)
+                _trusted(), max_connections=1, network_backend=_PublicNetwork(end, rules)
             ) as pool,
             pool.stream("GET", url, headers=headers) as response,
         ):
@@ -112,11 +133,12 @@ def _fetch_one(url: str, end: float) -> bytes | str:
             data = bytearray()
             for chunk in response.iter_stream():
                 data += chunk
-                if len(data) > _MAX_FETCHED_BYTES:
-                    raise RequestError(f"the image has more than {_MAX_FETCHED_BYTES} bytes")
+                if len(data) > rules.max_bytes:
+                    raise RequestError(f"the image has more than {rules.max_bytes} bytes")
             return bytes(data)
     except httpcore.TimeoutException:
-        raise RequestError(f"the image did not arrive within {_MAX_SECONDS:.0f} seconds") from None
+        seconds = f"{rules.max_seconds:.0f} seconds"
+        raise RequestError(f"the image did not arrive within {seconds}") from None
     except (httpcore.NetworkError, httpcore.ProtocolError, OSError, ValueError) as error:
         raise RequestError(f"cannot fetch the image: {reason_of(error)[:200]}") from None
 
@@ -150,9 +172,10 @@ class _PublicNetwork(httpcore.NetworkBackend):
     moment later; until ``end``.
     """
 
-    def __init__(self, end: float) -> None:
+    def __init__(self, end: float, rules: FetchRules) -> None:
         self._network = httpcore.SyncBackend()
         self._end = end
+        self._rules = rules
 
     def connect_tcp(
         self,
@@ -167,10 +190,10 @@ class _PublicNetwork(httpcore.NetworkBackend):
         All addresses are checked before, so that a name with one private address is refused as a
         whole. Raises RequestError.
         """
-        addresses = [
-            str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        ]
-        if not all(is_public(ipaddress.ip_address(each.partition("%")[0])) for each in addresses):
+        found = self._rules.resolve(host, port, type=socket.SOCK_STREAM)
+        addresses = [str(info[4][0]) for info in found]
+        is_allowed = self._rules.is_allowed
+        if not all(is_allowed(ipaddress.ip_address(each.partition("%")[0])) for each in addresses):
             raise RequestError("the address of the image is not in the public network")
         seconds = _left(self._end, httpcore.ConnectTimeout)
         return _TimedStream(
@@ -229,6 +252,21 @@ _MAX_PIXELS = limit(1_000_000_000, "pixels of all images of a request", "400", "
 
 _STEP_CHARS = 1 << 20
 """Base64 that is decoded at a time: other threads get the interpreter in between."""
+
+
+@dataclass(frozen=True)
+class ImageLimits:
+    """Limits of the images in a request.
+
+    Attributes:
+        max_bytes: The maximum bytes of an image.
+        max_pixels: The maximum pixels of all images.
+        step_chars: The characters of base64 that are decoded at a time.
+    """
+
+    max_bytes: int = _MAX_BYTES
+    max_pixels: int = _MAX_PIXELS
+    step_chars: int = _STEP_CHARS
 
 
 class ImagePart(dict[str, Any]):
@@ -298,12 +336,19 @@ class ImageSources:
     """The images of one request. None is decoded before all are known to fit into a prompt."""
 
     def __init__(
-        self, reader: ImageReader, fetched: Fetched, *, n_ctx: int, media_path: str
+        self,
+        reader: ImageReader,
+        fetched: Fetched,
+        *,
+        n_ctx: int,
+        media_path: str,
+        limits: ImageLimits = ImageLimits(),
     ) -> None:
         """Find the images for ``reader``, within a context of ``n_ctx`` tokens.
 
         ``fetched`` has those at addresses. Files must be below ``media_path``, empty for none.
         """
+        self._limits = limits
         self._reader = reader
         self._fetched = fetched
         self._n_ctx = n_ctx
@@ -339,9 +384,10 @@ class ImageSources:
         n_tokens = sum(self._reader.n_tokens(image) for image, _ in self._found)
         if n_tokens >= self._n_ctx:
             raise ContextSizeError(n_tokens, self._n_ctx)
-        if sum(image.width * image.height for image, _ in self._found) > _MAX_PIXELS:
+        max_pixels = self._limits.max_pixels
+        if sum(image.width * image.height for image, _ in self._found) > max_pixels:
             raise RequestError(
-                f"the images of a request must have at most {_MAX_PIXELS} pixels together"
+                f"the images of a request must have at most {max_pixels} pixels together"
             )
         for image, where in self._found:
             try:
@@ -354,36 +400,36 @@ class ImageSources:
         if scheme.startswith(("http://", "https://")):
             return self._fetched.get(url)
         if scheme.startswith("file://"):
-            return _file(url[7:], self._media_path)
+            return _file(url[7:], self._media_path, self._limits.max_bytes)
         if not scheme.startswith("data:"):
-            return _decoded(url)
+            return _decoded(url, self._limits)
         comma = url.find(",", 0, _MAX_HEAD)
         if comma < 0 or not url[:comma].lower().endswith(";base64"):
             raise RequestError("a data URL must be of the form data:image/...;base64,...")
-        return _decoded(url[comma + 1 :])
+        return _decoded(url[comma + 1 :], self._limits)
 
 
 _MAX_HEAD = 1000
 
 
-def _decoded(text: str) -> bytes:
+def _decoded(text: str, limits: ImageLimits) -> bytes:
     """Return the bytes of ``text`` in base64."""
-    if len(text) // 4 * 3 > _MAX_BYTES + 2:
-        raise RequestError(f"the image has more than {_MAX_BYTES} bytes")
+    if len(text) // 4 * 3 > limits.max_bytes + 2:
+        raise RequestError(f"the image has more than {limits.max_bytes} bytes")
     if any(blank in text for blank in " \n\r\t"):
         text = "".join(text.split())
     text = text.rstrip("=")
     data = bytearray()
     try:
-        for start in range(0, len(text), _STEP_CHARS):
-            part = text[start : start + _STEP_CHARS]
+        for start in range(0, len(text), limits.step_chars):
+            part = text[start : start + limits.step_chars]
             data += base64.b64decode(part + "=" * (-len(part) % 4), validate=True)
     except ValueError:  # also of other characters than ASCII
         raise RequestError("the image must be base64 or a data, http, https or file URL") from None
     return bytes(data)
 
 
-def _file(name: str, media_path: str) -> bytes:
+def _file(name: str, media_path: str, max_bytes: int) -> bytes:
     """Return the file ``name`` below ``media_path``, and nowhere else."""
     if not media_path:
         raise RequestError("file:// URLs are not allowed unless --media-path is specified")
@@ -398,9 +444,9 @@ def _file(name: str, media_path: str) -> bytes:
             facts = os.fstat(descriptor)
             if not stat.S_ISREG(facts.st_mode):
                 raise RequestError(f"{name[:200]} is not a file")
-            if facts.st_size > _MAX_BYTES:
-                raise RequestError(f"the image has more than {_MAX_BYTES} bytes")
-            return file.read(_MAX_BYTES)
+            if facts.st_size > max_bytes:
+                raise RequestError(f"the image has more than {max_bytes} bytes")
+            return file.read(max_bytes)
     except (OSError, ValueError, RuntimeError):
         raise RequestError(f"file does not exist or cannot be opened: {name[:200]}") from None
 

@@ -71,15 +71,19 @@ class RequestPool:
 
     There are as many as its lanes start: ``reading`` is for requests that are read, ``fetching``
     for other servers and for files of models, ``rendering`` for the page, ``storage`` for the
-    directory of the cache. A thread that has had nothing to do for some time ends, the last one
-    with a call of ``on_rest``.
+    directory of the cache. A thread that has had nothing to do for ``idle_seconds`` ends, the
+    last one with a call of ``on_rest``. ``n_alive`` are the threads that have not ended.
     """
 
-    def __init__(self, on_rest: Callable[[], object] = lambda: None) -> None:
-        self._on_rest = on_rest
+    def __init__(
+        self, on_rest: Callable[[], object] = lambda: None, idle_seconds: float = _IDLE_SECONDS
+    ) -> None:
+        self.on_rest = on_rest
+        self._idle_seconds = idle_seconds
         self._changed = threading.Condition()  # guards all below
         self._ready: deque[Callable[[], None]] = deque()
-        self._n_alive = self._n_idle = 0
+        self.n_alive = 0
+        self._n_idle = 0
         self.reading = Lane(self)
         self.fetching = Lane(self, 4, max_waiting=64)
         self.rendering = Lane(self, 2, max_waiting=16)
@@ -105,8 +109,8 @@ class RequestPool:
                 len(self._ready) <= self._n_idle
             ):  # those that were woken before count as idle until they run
                 return self._changed.notify()
-            self._n_alive = self._n_alive + 1
-            self._n_idle = self._n_idle + 1
+            self.n_alive += 1
+            self._n_idle += 1
         threading.Thread(target=self._work, name="pyctl-request", daemon=True).start()
 
     def _work(self) -> None:
@@ -121,14 +125,14 @@ class RequestPool:
         time.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._ready, _IDLE_SECONDS)
+            self._changed.wait_for(lambda: self._ready, self._idle_seconds)
             self._n_idle -= 1
             if self._ready:
                 return self._ready.popleft()
-            self._n_alive -= 1
-            is_last = self._n_alive == 0
+            self.n_alive -= 1
+            is_last = self.n_alive == 0
         if is_last:
-            self._on_rest()
+            self.on_rest()
         return None
 
 
@@ -155,7 +159,7 @@ class Lane:
         self._max_seconds = max_seconds
         self._lock = threading.Lock()  # guards all below
         self._waiting: deque[_Job[Any]] = deque()
-        self._n_running = self._n_abandoned = 0
+        self.n_running = self._n_abandoned = 0
 
     async def run(
         self, request: Request, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs
@@ -200,8 +204,8 @@ class Lane:
 
     def _start(self) -> None:
         """Start another thread for waiting functions, if one is allowed."""
-        if self._waiting and self._n_running < self._n_threads:
-            self._n_running += 1
+        if self._waiting and self.n_running < self._n_threads:
+            self.n_running += 1
             self._pool.start(self._work)
 
     def _forget(self, job: _Job[Any]) -> None:
@@ -213,7 +217,7 @@ class Lane:
             elif job.state == "running":
                 job.state = "abandoned"
                 self._n_abandoned += 1
-                self._n_running -= 1
+                self.n_running -= 1
                 self._start()
 
     def _work(self) -> None:
@@ -231,7 +235,7 @@ class Lane:
     def _next(self) -> _Job[Any] | None:
         with self._lock:
             if not self._waiting:
-                self._n_running -= 1
+                self.n_running -= 1
                 return None
             job = self._waiting.popleft()
             job.state = "running"
@@ -244,16 +248,17 @@ class PostReplyQueue:
     Of more than `_MAX_POST_REPLY` that wait the oldest are left out. What they raise is logged.
     """
 
-    def __init__(self, pool: RequestPool) -> None:
+    def __init__(self, pool: RequestPool, close_seconds: float = _CLOSE_SECONDS) -> None:
         self._pool = pool
+        self._close_seconds = close_seconds
         self._changed = threading.Condition()  # guards what follows
         self._waiting: deque[Callable[[], object]] = deque(maxlen=_MAX_POST_REPLY)
-        self._is_running = self._is_closed = False
+        self._is_running = self.is_closed = False
 
     def add(self, function: Callable[[], object]) -> None:
         """Run ``function`` soon, unless it is closed."""
         with self._changed:
-            if self._is_closed:
+            if self.is_closed:
                 return
             self._waiting.append(function)
             starts = not self._is_running
@@ -266,9 +271,9 @@ class PostReplyQueue:
         renders.
         """
         with self._changed:
-            self._is_closed = True
+            self.is_closed = True
             self._waiting.clear()
-            self._changed.wait_for(lambda: not self._is_running, _CLOSE_SECONDS)
+            self._changed.wait_for(lambda: not self._is_running, self._close_seconds)
 
     def _work(self) -> None:
         while True:

@@ -10,6 +10,7 @@ import logging
 import resource
 import socket
 import time
+from collections.abc import Callable
 from typing import Any
 
 import h11
@@ -96,12 +97,14 @@ class ConnectionGuard:
     the oldest first; if all have, the new one gets 503.
     """
 
-    def __init__(self, maximum: int) -> None:
+    def __init__(self, maximum: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """Start without connections; ``clock`` gives monotonic seconds."""
         self.maximum = maximum
         self._heads: dict[
             GuardedProtocol, None
         ] = {}  # those whose head is awaited, the oldest first
-        self._last_look = time.monotonic()
+        self._clock = clock
+        self._last_look = clock()
         self._next_line = 0.0
         self._n_unsaid = 0
 
@@ -135,7 +138,7 @@ class ConnectionGuard:
 
     def look(self, connections: set[Any]) -> None:
         """Close connections that take too long; to be called every second or so."""
-        now = time.monotonic()
+        now = self._clock()
         passed = min(now - self._last_look, 5.0)
         self._last_look = now
         for connection in tuple(connections):
@@ -143,7 +146,7 @@ class ConnectionGuard:
 
     def say(self, text: str, *args: object) -> None:
         """Log a warning, but of several within some seconds only the first."""
-        now = time.monotonic()
+        now = self._clock()
         if now < self._next_line:
             self._n_unsaid += 1
             return

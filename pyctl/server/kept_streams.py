@@ -67,11 +67,11 @@ def key_of(request: Request, name: str) -> Key:
 
 
 class KeptStream:
-    """The bytes of one answer, for any number of readers; the first ones go if there are too
-    many.
+    """The bytes of one answer, for any number of readers; the first ones go if there are more than
+    ``max_bytes``.
     """
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    def __init__(self, now: Callable[[], float], max_bytes: int = _MAX_BYTES) -> None:
         # Unix time; 0 while it runs
         self.started = now()
         self.ended = 0.0
@@ -79,6 +79,7 @@ class KeptStream:
         self.n_dropped = 0
         self.cancelled = asyncio.Event()
         self._now = now
+        self._max_bytes = max_bytes
         self._data = bytearray()
         self._news = asyncio.Event()  # set, and another one made, with each change
         self._n_readers = 0
@@ -92,7 +93,7 @@ class KeptStream:
     def append(self, part: bytes) -> None:
         """Add a part of the answer. A stream that had no reader for too long is cancelled."""
         self._data += part
-        if (surplus := len(self._data) - _MAX_BYTES) > 0:
+        if (surplus := len(self._data) - self._max_bytes) > 0:
             del self._data[:surplus]
             self.n_dropped += surplus
         if not self._n_readers and self._now() - self._last_read > _UNREAD_SECONDS:
@@ -137,12 +138,19 @@ class KeptStream:
 
 
 class KeptStreams:
-    """The streams by their keys, bounded in number and in seconds after their end. Only the event
-    loop uses them.
+    """The streams by their keys, of ``max_bytes`` each, bounded in number and in seconds after
+    their end. Only the event loop uses them.
     """
 
-    def __init__(self, now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        now: Callable[[], float] = time.time,
+        max_streams: int = _MAX_STREAMS,
+        max_bytes: int = _MAX_BYTES,
+    ) -> None:
         self.now = now
+        self.max_streams = max_streams
+        self.max_bytes = max_bytes
         self._streams: dict[Key, KeptStream] = {}  # the oldest first
         self._working: set[asyncio.Future[None]] = set()
 
@@ -157,12 +165,13 @@ class KeptStreams:
         """Return a new stream, which ends the one of the same key; None if too many run."""
         self.expire()
         self.drop(key)
-        if len(self._streams) >= _MAX_STREAMS:
+        if len(self._streams) >= self.max_streams:
             oldest = next((old for old, stream in self._streams.items() if stream.ended), None)
             if oldest is None:
                 return None
             del self._streams[oldest]
-        return self._streams.setdefault(key, KeptStream(self.now))
+        stream = self._streams[key] = KeptStream(self.now, self.max_bytes)
+        return stream
 
     def get(self, key: Key) -> KeptStream:
         """Return the stream of ``key``. Raises NotFoundError."""

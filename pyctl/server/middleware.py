@@ -50,17 +50,22 @@ class LoadingApp:
     """An application that passes requests to one application until `open`, and to another from then
     on.
 
-    An earlier POST is held until then, up to ``seconds``, since client libraries try again only
-    twice. A GET is answered at once, and so is a POST to one of ``early`` paths. `open` and `close`
-    are thread-safe.
+    An earlier POST is held until then, ``max_held`` at once and up to ``seconds``, since client
+    libraries try again only twice. A GET is answered at once, and so is a POST to one of ``early``
+    paths. `open` and `close` are thread-safe.
     """
 
     def __init__(
-        self, loading: ASGIApp, seconds: float = HELD_SECONDS, early: Collection[str] = ()
+        self,
+        loading: ASGIApp,
+        seconds: float = HELD_SECONDS,
+        early: Collection[str] = (),
+        max_held: int = MAX_HELD,
     ) -> None:
         self._app = loading
         self._seconds = seconds
         self._early = early
+        self._max_held = max_held
         self._is_waiting = True
         self._opened = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -80,7 +85,7 @@ class LoadingApp:
 
     async def _hold(self) -> None:
         """Wait until requests are held no more, or for the maximum time."""
-        if self.n_held >= MAX_HELD:
+        if self.n_held >= self._max_held:
             return
         self._loop = (
             asyncio.get_running_loop()
@@ -334,15 +339,24 @@ _DRAIN_BYTES = 8 * MAX_BODY_BYTES
 
 class BodyLimitMiddleware:
     """The middleware that bounds bodies. Reading a body of more than ``limit`` bytes raises
-    TooLargeError in the application, and one that does not fit in addition to other large ones,
-    which are not answered yet, BusyError.
+    TooLargeError in the application. One of more than ``small`` bytes raises BusyError if it has
+    more than ``together`` with other large ones, which are not answered yet.
 
     The rest of the body is read and dropped before, since most clients look for an answer only
     after they have sent everything; a client that first sends Expect: 100-continue gets the answer
     at once. ``prefix`` stands before every path.
     """
 
-    def __init__(self, app: ASGIApp, limit: int = MAX_BODY_BYTES, prefix: str = "") -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        limit: int = MAX_BODY_BYTES,
+        prefix: str = "",
+        small: int = MAX_BODY_BYTES,
+        together: int = _MAX_TOGETHER_BYTES,
+    ) -> None:
+        self._small = small
+        self._together = together
         self._app = app
         self._limit = limit
         self._prefix = prefix
@@ -367,9 +381,9 @@ class BodyLimitMiddleware:
             message = await receive()
             n_bytes += len(message.get("body", b""))
             error: Exception | None = self._error() if n_bytes > self._limit else None
-            if error is None and n_bytes > MAX_BODY_BYTES:
+            if error is None and n_bytes > self._small:
                 self._large[this] = n_bytes
-                if sum(self._large.values()) > _MAX_TOGETHER_BYTES:
+                if sum(self._large.values()) > self._together:
                     error = BusyError(len(self._large) - 1)
             if error is None:
                 return message

@@ -167,7 +167,7 @@ class Models:
         self.changed = threading.Event()  # set when the supervisor has to look again
         self.closing = threading.Event()
         self.lock = threading.RLock()  # guards what follows, the order and the states of models
-        self._futures: dict[Ticket, Future[Lease]] = {}
+        self.futures: dict[Ticket, Future[Lease]] = {}
         self._listeners: list[Listener] = []
         self._trouble: PyctlError | None = None
 
@@ -243,13 +243,13 @@ class Models:
                 )  # a reload has removed it
                 return future
             model = current
-            if len(self._futures) >= MAX_HELD:
-                future.set_exception(BusyError(len(self._futures)))
+            if len(self.futures) >= MAX_HELD:
+                future.set_exception(BusyError(len(self.futures)))
                 return future
             if model.error is not None and self.clock() - model.failed_at < RETRY_SECONDS:
                 future.set_exception(model.error)
                 return future
-            self._futures[ticket] = future
+            self.futures[ticket] = future
             self.order.ask(ticket)
             self.admit()
             self.changed.set()
@@ -329,11 +329,11 @@ class Models:
             self._tell(None)
             ending: list[Future[Any]] = [*self._reloads]
             ending += [
-                future for future in self._futures.values() if future.set_running_or_notify_cancel()
+                future for future in self.futures.values() if future.set_running_or_notify_cancel()
             ]
             for future in ending:
                 future.set_exception(UnavailableError("the server is shutting down"))
-            self._futures = {}
+            self.futures = {}
             self._reloads = []
             self.changed.set()
         services = self.services
@@ -354,7 +354,7 @@ class Models:
         """Let the requests run whose models are loaded."""
         with self.lock:
             for ticket in self.order.admitted():
-                future = self._futures.pop(ticket, None)
+                future = self.futures.pop(ticket, None)
                 model = self._models[ticket.name]
                 if future is None or not future.set_running_or_notify_cancel():
                     self.order.end(ticket, self.clock())
@@ -367,7 +367,7 @@ class Models:
         """Answer all that wait for the model with ``error``."""
         with self.lock:
             for ticket in self.order.refuse(name):
-                future = self._futures.pop(ticket, None)
+                future = self.futures.pop(ticket, None)
                 if future is not None and future.set_running_or_notify_cancel():
                     future.set_exception(error)
 
@@ -439,7 +439,7 @@ class Models:
 
     def _given_up(self, ticket: Ticket) -> None:
         with self.lock:
-            self._futures.pop(ticket, None)
+            self.futures.pop(ticket, None)
             self.order.abandon(ticket)
             self.changed.set()
 

@@ -63,7 +63,7 @@ class Supervisor:
     def _run(self) -> None:
         while not self._models.closing.is_set():
             try:
-                self._step()
+                self.step()
             except Exception:
                 if (
                     not self._models.closing.is_set()
@@ -71,7 +71,7 @@ class Supervisor:
                     log.exception("the thread that loads models failed in one step")
                     self._models.closing.wait(1.0)
 
-    def _step(self) -> None:
+    def step(self) -> None:
         """Unload or load one model, or wait until something changes."""
         self._models.changed.clear()
         now = self._models.clock()

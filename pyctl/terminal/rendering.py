@@ -78,7 +78,9 @@ class MarkdownBlocks:
     last rows.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_block: int = _MAX_BLOCK) -> None:
+        """Start with no text; a block of ``max_block`` characters is cut."""
+        self._max_block = max_block
         self.gap = 1
         self.is_final = True
         self._lines: list[str] = []
@@ -93,7 +95,7 @@ class MarkdownBlocks:
         if lines:
             self._lines += lines
             self._split(made)
-        if len(self.open()) >= _MAX_BLOCK:
+        if len(self.open()) >= self._max_block:
             self._cut(made)
         return made
 
@@ -134,7 +136,7 @@ class MarkdownBlocks:
 
     def _cut(self, made: list[Block]) -> None:
         """End a part of the open block; the next part has the same head."""
-        if len(self._rest) >= _MAX_BLOCK // 2:  # no line end is near
+        if len(self._rest) >= self._max_block // 2:  # no line end is near
             self._lines.append(self._rest)
             self._rest = ""
         if len(self._lines) > self._n_head:

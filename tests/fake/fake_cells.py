@@ -55,7 +55,7 @@ class FakeCells:
         self.n = n
         self._fixed = fixed
         self.rows = [GONE] * n
-        self._taken = np.zeros(n, bool)
+        self.taken = np.zeros(n, bool)
         self._n_held = np.zeros(n, np.int32)
         self._held: dict[FakeHeldRows, None] = {}
 
@@ -63,30 +63,30 @@ class FakeCells:
         """Return the same rows in ``n`` more cells, all of them taken but the new ones."""
         other = FakeCells(self.n + n)
         other.rows[: self.n] = self.rows[: self.n]
-        other._taken[: self.n] = True
+        other.taken[: self.n] = True
         return other
 
     @property
     def n_free(self) -> int:
         """Cells that neither a sequence nor held rows take."""
-        return self.n - int(np.count_nonzero(self._taken | (self._n_held > 0)))
+        return self.n - int(np.count_nonzero(self.taken | (self._n_held > 0)))
 
     @property
     def n_held(self) -> int:
         """Cells that held rows alone take."""
-        return int(np.count_nonzero(~self._taken & (self._n_held > 0)))
+        return int(np.count_nonzero(~self.taken & (self._n_held > 0)))
 
     def take(self, rows: Sequence[bytes]) -> list[int]:
         """Write ``rows`` into free cells; OutOfCellsError leaves everything as it is."""
         if len(rows) > self.n_free:
             raise OutOfCellsError
-        chosen = np.flatnonzero(~self._taken[: self.n])[: len(rows)]
+        chosen = np.flatnonzero(~self.taken[: self.n])[: len(rows)]
         displaced = chosen[self._n_held[chosen] > 0].tolist()
         if displaced and self._fixed:
             raise OutOfCellsError
-        self._taken[chosen] = True
+        self.taken[chosen] = True
         if displaced:
-            free = np.flatnonzero(~(self._taken | (self._n_held > 0))[: self.n])[::-1]
+            free = np.flatnonzero(~(self.taken | (self._n_held > 0))[: self.n])[::-1]
             self._move(dict(zip(displaced, free.tolist(), strict=False)))
         cells: list[int] = chosen.tolist()
         for cell, row in zip(cells, rows, strict=True):
@@ -95,7 +95,7 @@ class FakeCells:
 
     def leave(self, cells: Sequence[int]) -> None:
         """Free ``cells``, which a sequence gives up."""
-        self._taken[list(cells)] = False
+        self.taken[list(cells)] = False
         self._forget(cells)
 
     def hold(self, first: int, cells: Sequence[int]) -> FakeHeldRows:
@@ -127,7 +127,7 @@ class FakeCells:
         have.
         """
         cells = held.within(first, last) if held in self._held else []
-        return int(np.count_nonzero(~self._taken[cells] & (self._n_held[cells] == 1)))
+        return int(np.count_nonzero(~self.taken[cells] & (self._n_held[cells] == 1)))
 
     def load(self, sources: Sequence[bytes | int]) -> list[int]:
         """Give a sequence a row each for bytes, or for what is held in a cell and lies in the
@@ -136,7 +136,7 @@ class FakeCells:
         rows = [source if isinstance(source, bytes) else self.rows[source] for source in sources]
         # Where only held rows lie is as good as free, since they will lie where the sequence has
         # them.
-        moving = {each for each in sources if isinstance(each, int) and not self._taken[each]}
+        moving = {each for each in sources if isinstance(each, int) and not self.taken[each]}
         counts = {cell: int(self._n_held[cell]) for cell in moving}
         places = [
             (held, i) for held in self._held for i, cell in enumerate(held.cells) if cell in moving
@@ -173,5 +173,5 @@ class FakeCells:
 
     def _forget(self, cells: Sequence[int] | set[int]) -> None:
         for cell in cells:
-            if not self._taken[cell] and not self._n_held[cell]:
+            if not self.taken[cell] and not self._n_held[cell]:
                 self.rows[cell] = GONE

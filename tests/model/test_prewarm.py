@@ -17,12 +17,10 @@ from pyctl.cache.ram import RamCache
 from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.replay import Replay
 from pyctl.chat.template import Template
-from pyctl.engine import idle
 from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.engine import Engine
-from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.schedule import prewarm
-from pyctl.engine.worker import Worker
+from pyctl.engine.engine_settings import EngineSettings, PrewarmDelays
+from pyctl.engine.worker import Worker, WorkerTimes
 from pyctl.llama.loader import load
 from pyctl.llama.settings.model_settings import ModelSettings
 from pyctl.requests.reply_settings import ReplySettings
@@ -84,8 +82,10 @@ class Served:
     ):
         model = ModelSettings(path=str(path), n_ctx=8192, n_ubatch=128, n_threads=1, n_seqs=n_seqs)
         loaded = load(model)
-        engine = Engine(loaded.backend, RamCache(64, ram), EngineSettings(exact=exact))
-        self.worker = Worker(engine, loaded.info)
+        engine_settings = EngineSettings(exact=exact, prewarm=PrewarmDelays(quiet=0.0))
+        engine = Engine(loaded.backend, RamCache(64, ram), engine_settings)
+        # Nothing moves from the device for want of work.
+        self.worker = Worker(engine, loaded.info, times=WorkerTimes(copy=3600.0))
         chat = ChatFormat(
             Template(STRIPS, eos_token="<|im_end|>"), loaded.tokenizer, replay=Replay()
         )
@@ -113,13 +113,7 @@ class Served:
 
 
 @pytest.fixture
-def serve(
-    model_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., Served]]:
-    monkeypatch.setattr(prewarm, "QUIET_SECONDS", 0.0)
-    monkeypatch.setattr(
-        idle, "IDLE_SECONDS", 3600.0
-    )  # nothing moves from the device for want of work
+def serve(model_path: Callable[[str], Path]) -> Iterator[Callable[..., Served]]:
     served: list[Served] = []
 
     def make(name: str = "tiny-hybrid", **settings: Any) -> Served:

@@ -40,9 +40,11 @@ TEXTS = [[SYSTEM, user(name, 900)] for name in ("store", "gate", "river", "stone
 
 SETTINGS = """
 import time
+from functools import partial
 from pyctl.disk import remote_store
 from pyctl.llama.llama_backend import LlamaBackend
-remote_store.PATIENCE_SECONDS = {patience}
+limits = remote_store.StoreLimits(patience={patience})
+remote_store.RemoteStore = partial(remote_store.RemoteStore, limits=limits)
 remote_store.LOOK_SECONDS = 0.1
 remote_store.MAX_FAILURES = {failures}
 evaluate = LlamaBackend.evaluate

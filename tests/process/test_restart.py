@@ -111,9 +111,11 @@ def test_more_rows_than_ram_has_room_for_survive_a_kill(
         *where,
     ]
     small = (
-        "from pyctl.cache import device_copies, device_tier; "
-        "device_copies.MAX_UNWRITTEN_BYTES = 2**19; "
-        "device_tier.PIECE_BYTES = 2**18"
+        "from pyctl.cache import prefix_cache; "
+        "from pyctl.cache.device_limits import DeviceLimits; "
+        "tier = prefix_cache.DeviceTier; "
+        "prefix_cache.DeviceTier = lambda memory, cache, _: tier(memory, cache, LIMITS); "
+        "LIMITS = DeviceLimits(2**18, 2**19)"
     )
     messages = [SYSTEM, user(1, n), {"role": "assistant", "content": "Yes."}, user(2, n)]
     server = start("tiny-hybrid", *flags, before=small)

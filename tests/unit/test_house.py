@@ -73,27 +73,29 @@ def test_routes_of_the_package_pass_several_files() -> None:
 
 
 @pytest.fixture
-def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def kept(tmp_path: Path) -> Path:
     """Numbers in a file of the test's own: one is lower than today's, one is higher."""
-    today: Numbers = {NODES: {"pyctl": 500, "tests": 600}}
-    monkeypatch.setattr(house, "measure", lambda: today)
-    monkeypatch.setattr(ratchet, "FILE", tmp_path / "house.json")
-    ratchet.keep({NODES: {"pyctl": 400, "tests": 700}})
-    return ratchet.FILE
+    file = tmp_path / "house.json"
+    ratchet.keep({NODES: {"pyctl": 400, "tests": 700}}, file)
+    return file
+
+
+def today() -> Numbers:
+    return {NODES: {"pyctl": 500, "tests": 600}}
 
 
 def test_keeping_lowers_numbers_and_names_what_rose(
     kept: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert house.main(["--keep"]) == 1
+    assert house.main(["--keep"], today, kept) == 1
     assert json.loads(kept.read_text("utf-8")) == {NODES: {"pyctl": 400, "tests": 600}}
     assert capsys.readouterr().out == f"{NODES}, pyctl: 500, and 400 is kept\n"
 
 
 def test_raising_sets_all(kept: Path) -> None:
-    assert house.main(["--raise"]) == 0
+    assert house.main(["--raise"], today, kept) == 0
     assert json.loads(kept.read_text("utf-8")) == {NODES: {"pyctl": 500, "tests": 600}}
-    assert house.main(["--keep"]) == 0
+    assert house.main(["--keep"], today, kept) == 0
 
 
 def test_the_report_has_a_line_for_each_place_and_stay(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,11 +10,6 @@ from tools import ratchet
 from tools.ratchet import Numbers, Rise
 
 
-@pytest.fixture(autouse=True)
-def in_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ratchet, "FILE", tmp_path / "house.json")
-
-
 @pytest.mark.parametrize(
     ("kept", "number", "is_risen"),
     [
@@ -43,11 +38,12 @@ def test_numbers_are_lowered_and_never_raised() -> None:
     assert ratchet.lowered(kept, numbers) == {"nodes": {"a": 4, "b": 5}}
 
 
-def test_kept_numbers_are_read_back_and_compared() -> None:
-    ratchet.keep({"nodes": {"b": 5.5, "a": 2}})
-    assert ratchet.load() == {"nodes": {"a": 2, "b": 5.5}}
-    assert ratchet.FILE.read_text("utf-8").count("\n") == 6  # a line for each number
-    assert ratchet.changes({"nodes": {"a": 2, "b": 6, "c": 1}}) == [
+def test_kept_numbers_are_read_back_and_compared(tmp_path: Path) -> None:
+    file = tmp_path / "house.json"
+    ratchet.keep({"nodes": {"b": 5.5, "a": 2}}, file)
+    assert ratchet.load(file) == {"nodes": {"a": 2, "b": 5.5}}
+    assert file.read_text("utf-8").count("\n") == 6  # a line for each number
+    assert ratchet.changes({"nodes": {"a": 2, "b": 6, "c": 1}}, file) == [
         "      5.5 -> 6         nodes, b",
         "      new -> 1         nodes, c",
     ]

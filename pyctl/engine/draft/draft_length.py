@@ -117,7 +117,7 @@ class DraftLengthController:
         self._rollback = Rollback(n_free, has_planes)
         self._graph_ms = graph_ms
         self._costs: dict[int, StepCosts] = {}
-        self._requests: defaultdict[int, defaultdict[Origin, _DraftState]] = defaultdict(
+        self.requests: defaultdict[int, defaultdict[Origin, _DraftState]] = defaultdict(
             lambda: defaultdict(_DraftState)
         )
         self._shares: defaultdict[Origin, AcceptedShare] = defaultdict(
@@ -149,7 +149,7 @@ class DraftLengthController:
         drafted already: ``origin`` and the result are of their continuation.
         """
         costs = self.costs(n_seqs)
-        state = self._requests[key][origin]
+        state = self.requests[key][origin]
         if limit <= 0 or costs.needs_plain() or state.pause_left:
             return 0
         inputs = _Inputs(
@@ -200,7 +200,7 @@ class DraftLengthController:
 
     def _choose(self, key: int, origin: Origin, costs: StepCosts, limit: int, n_before: int) -> int:
         """Return the length with the best gain, the length of a probe, or 0 if no draft pays."""
-        state = self._requests[key][origin]
+        state = self.requests[key][origin]
         best = self._best(key, origin, costs, limit, n_before)
         n = best.n
         if best.speed > MIN_GAIN:
@@ -259,7 +259,7 @@ class DraftLengthController:
         in_all = self._shares[origin].estimate(origin.prior, doubt)
         if not origin.matched and n_seqs > 1:
             return in_all  # the model drafts for all requests
-        in_request = self._requests[key][origin].share
+        in_request = self.requests[key][origin].share
         return in_request.estimate(in_all, doubt)
 
     def _gain(self, offer: DraftOffer, costs: StepCosts) -> Gain:
@@ -292,7 +292,7 @@ class DraftLengthController:
         n_counted = origin.counted(n)
         n_accepted = origin.counted(n_right)
         self._shares[origin].add(n_counted, n_accepted)
-        self._requests[key][origin].add(n_counted, n_accepted)
+        self.requests[key][origin].add(n_counted, n_accepted)
 
     def record(
         self,
@@ -352,9 +352,9 @@ class DraftLengthController:
 
     def _shorten_pauses(self, key: int, n_tokens: int) -> None:
         """Count ``n_tokens`` of a reply that may have ended, which has no state then."""
-        for state in self._requests.get(key, {}).values():
+        for state in self.requests.get(key, {}).values():
             state.pause_left = max(state.pause_left - n_tokens, 0)
 
     def end(self, key: int) -> None:
         """Drop the state of an ended request."""
-        self._requests.pop(key, None)
+        self.requests.pop(key, None)

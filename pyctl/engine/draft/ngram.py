@@ -49,12 +49,12 @@ class NgramSource:
         self.maximum = maximum
         self._n_match = n_match
         self._drop = pow(_FACTOR, n_match - 1, 2**64)
-        self._running: dict[int, tuple[_Text, _Places]] = {}
+        self.running: dict[int, tuple[Text, Places]] = {}
 
     def begin(self, key: int, prompt: Tokens) -> None:
-        text = _Text(prompt)
-        places = _Places(self._n_match)
-        self._running[key] = text, places
+        text = Text(prompt)
+        places = Places(self._n_match)
+        self.running[key] = text, places
 
     def match(self, job: DraftJob, draft: tuple[int, ...] = ()) -> Match:
         if draft:  # of another source, which this one does not continue
@@ -62,13 +62,13 @@ class NgramSource:
         return Match(self._n_match, partial(self._draft, job))
 
     def end(self, key: int) -> None:
-        self._running.pop(key, None)
+        self.running.pop(key, None)
 
     def _draft(self, job: DraftJob, maximum: int) -> tuple[int, ...]:
         """Return up to ``maximum`` tokens: each followed the n-gram before it, drafts included, at
         an earlier place.
         """
-        text, places = self._running[job.key]
+        text, places = self.running[job.key]
         _append_new(text, job)
         n = self._n_match
         if text.n <= n:  # too short for an earlier n-gram
@@ -111,7 +111,7 @@ _POWERS = _powers(_FACTOR)
 _INVERSES = _powers(pow(_FACTOR, -1, 2**64))
 
 
-class _Text:
+class Text:
     """The tokens of a request, append-only, with hashes of all their n-grams modulo 2**64.
 
     The hash of t[0] .. t[n-1] is t[0] F^(n-1) + .. + t[n-1]; the hashes of all prefixes are stored.
@@ -183,7 +183,7 @@ class _Text:
         return hashes
 
 
-def _append_new(text: _Text, job: DraftJob) -> None:
+def _append_new(text: Text, job: DraftJob) -> None:
     """Append the tokens of ``job`` that ``text`` lacks, the sure ones included."""
     n_held = job.seq.n
     if text.n < n_held:
@@ -194,7 +194,7 @@ def _append_new(text: _Text, job: DraftJob) -> None:
         text.append(sure)
 
 
-class _Places:
+class Places:
     """Start positions of n-grams by hash: a sorted array, and a dict for the latest. Equal hashes:
     the last position.
 
@@ -209,7 +209,7 @@ class _Places:
         self._sorted = np.empty(0, np.uint64)
         self._latest: dict[int, int] = {}
 
-    def put(self, text: _Text, last: int) -> None:
+    def put(self, text: Text, last: int) -> None:
         """Add the n-grams that start before ``last`` and are not added yet."""
         first = self._n_put
         self._n_put = last

@@ -85,10 +85,10 @@ class TokenIndex:
         return ring_bytes + len(GRAMS) * (newest_bytes + before_bytes)
 
     def _make_tables(self) -> None:
-        self._newest = [np.zeros(self.capacity, np.int32) for _ in GRAMS]
-        self._before = [np.zeros(self.capacity, np.int32) for _ in GRAMS]
-        self._newest_of = [memoryview(table) for table in self._newest]  # type: ignore[arg-type]
-        self._before_of = [memoryview(table) for table in self._before]  # type: ignore[arg-type]
+        self.newest = [np.zeros(self.capacity, np.int32) for _ in GRAMS]
+        self.before = [np.zeros(self.capacity, np.int32) for _ in GRAMS]
+        self._newest_of = [memoryview(table) for table in self.newest]  # type: ignore[arg-type]
+        self._before_of = [memoryview(table) for table in self.before]  # type: ignore[arg-type]
 
     # -- the writing thread
     # ----------------------------------------------------------------------------------
@@ -152,8 +152,8 @@ class TokenIndex:
         self.n_added += n
 
     def _enter(self, level: int, buckets: NDArray[np.int64], places: NDArray[np.int32]) -> None:
-        newest = self._newest[level]
-        before = self._before[level]
+        newest = self.newest[level]
+        before = self.before[level]
         order = np.argsort(buckets, kind="stable")
         buckets = buckets[order]
         places = places[order]

@@ -13,7 +13,7 @@ from pyctl.cache.positions import ends_within, last_end
 from pyctl.cache.prefix_cache import PrefixCache
 from pyctl.cache.sequence import LiveSequence
 from pyctl.cache.snapshot import Prefix, PromptMatch
-from pyctl.engine.engine_settings import MAX_PREWARMS, Clock
+from pyctl.engine.engine_settings import MAX_PREWARMS, Clock, PrewarmDelays
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Failed, Request
 from pyctl.engine.schedule.admission import ActiveRequest
@@ -21,17 +21,6 @@ from pyctl.errors import BusyError
 from pyctl.prompt import Tokens, common_prefix
 
 __all__ = ["Prewarms"]
-
-AT_ONCE_SECONDS = 0.05
-"""Delay after a reply, so that an immediate next request does not wait for a batch of a warm-up."""
-
-QUIET_SECONDS = 1.0
-"""Delay without client requests before a warm-up with little gain for the next turn."""
-
-QUIET_BATCHES = 1
-"""Such a warm-up also waits for the duration of this many batches, the longest that it can delay a
-request.
-"""
 
 MAX_UNUSED = 4
 """After this many unused warm-ups in a row, each waits as if its gain were small."""
@@ -56,7 +45,15 @@ class Prewarms:
     they are: what the next turn would not evaluate is not worth the seconds now.
     """
 
-    def __init__(self, prefix_cache: PrefixCache, n_ubatch: int, clock: Clock) -> None:
+    def __init__(
+        self,
+        prefix_cache: PrefixCache,
+        n_ubatch: int,
+        clock: Clock,
+        delays: PrewarmDelays = PrewarmDelays(),
+    ) -> None:
+        """Make an empty queue; ``n_ubatch`` is the number of tokens of a batch."""
+        self.delays = delays
         self._clock = clock
         self._prefix_cache = prefix_cache
         self._n_ubatch = n_ubatch
@@ -106,10 +103,10 @@ class Prewarms:
         if not self._prefix_cache.settings.exact:
             is_live = any(0 < seq.n == seq.shared(tokens) for seq in sequences)
         if not is_live and self._n_unused < MAX_UNUSED:
-            return AT_ONCE_SECONDS
+            return self.delays.at_once
         first = max(len(tokens) - self._n_ubatch, 0)
         batch_seconds = self._prefix_cache.cache.costs.evaluate(first, len(tokens))
-        return max(QUIET_SECONDS, QUIET_BATCHES * batch_seconds)
+        return max(self.delays.quiet, self.delays.quiet_batches * batch_seconds)
 
     def arrived(self, request: Request) -> None:
         """Cancel the warm-ups that the client's ``request`` makes redundant."""

@@ -70,7 +70,7 @@ class Scheduler:
             if settings.exact
             else Admission(facts.n_cells, facts.n_ctx)
         )
-        self.prewarms = Prewarms(prefix_cache, facts.n_ubatch, clock)
+        self.prewarms = Prewarms(prefix_cache, facts.n_ubatch, clock, settings.prewarm)
         self.idle_jobs: list[Job[Any]] = []
         self._backend = backend
         self._settings = settings
@@ -111,7 +111,7 @@ class Scheduler:
             self.stop_prewarm()
         self._end_turn()
         self._run_idle_jobs()
-        self._admit()
+        self.admit()
         if not self.has_work and (prewarm := self.prewarms.take()) is not None:
             self._begin(prewarm)
         for active in tuple(self.running):
@@ -171,7 +171,7 @@ class Scheduler:
     # -- start
     # ----------------------------------------------------------------------------------
 
-    def _admit(self) -> None:
+    def admit(self) -> None:
         """Start or resume waiting requests, if something has changed since the last time, or reads
         may be ready.
         """

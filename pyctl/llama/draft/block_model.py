@@ -72,7 +72,7 @@ class BlockModel(HeadRows):
         # DSpark gives probabilities, and DFlash of the second kind gives candidates, in place of
         # hidden rows.
         self._reads_states = shape.top_k > 0 or (self.type == "draft-dspark" and p_min > 0)
-        self._greedy = Greedy(
+        self.greedy = Greedy(
             ctx, int(api.llama_vocab_n_tokens(vocabulary)), 0.0 if self._reads_states else p_min
         )
         ext.llama_set_embeddings_nextn(ctx, self._reads_states, False)
@@ -87,7 +87,7 @@ class BlockModel(HeadRows):
         if self._slides:
             self._n_state = self._state_bytes()
         if not shape.top_k:
-            self._greedy.sample_on_device()
+            self.greedy.sample_on_device()
 
     def _state_bytes(self) -> int:
         """Return the bytes of the largest state: rows that layers with windows see, and at the end
@@ -126,11 +126,11 @@ class BlockModel(HeadRows):
                 places[item.seq] = n_tokens
                 block = [item.tokens[0], *[self._mask] * (self._n_block - 1)]
                 n_outputs = 1 if self._shape.top_k else len(block)
-                n_tokens = self._greedy.put(
+                n_tokens = self.greedy.put(
                     n_tokens, item.seq, block, item.position, n_outputs=n_outputs
                 )
         self._finish_cuts()
-        code = self._greedy.decode(n_tokens) if n_tokens else 0
+        code = self.greedy.decode(n_tokens) if n_tokens else 0
         self._log_failure(code)
         states = None
         if self._reads_states and n_tokens and code == 0:
@@ -153,9 +153,9 @@ class BlockModel(HeadRows):
         candidate = 0
         for i in range(place + self._first, place + self._n_block):
             if states is None:
-                token = self._greedy.choose(i)
+                token = self.greedy.choose(i)
             elif not k:
-                token = self._greedy.choose(i) if states[i, 0] >= self._p_min else -1
+                token = self.greedy.choose(i) if states[i, 0] >= self._p_min else -1
             else:  # k tokens, then by candidate of the place before the scores of these
                 scores = states[i, k * (candidate + 1) : k * (candidate + 2)]
                 candidate = int(scores.argmax())
@@ -273,5 +273,5 @@ class BlockModel(HeadRows):
         return None
 
     def close(self) -> None:
-        self._greedy.close()
+        self.greedy.close()
         super().close()

@@ -65,10 +65,10 @@ class DraftMirror:
         make_rows: Callable[[int, Sequence[int]], LayerRows] = LayerRows,
     ) -> None:
         self.model = model
-        self._hidden: LayerRows | None = None
+        self.hidden: LayerRows | None = None
         if model is not None and model.layers:
             try:
-                self._hidden = make_rows(ctx, model.layers)
+                self.hidden = make_rows(ctx, model.layers)
             except ModelError:
                 self.close()
                 raise
@@ -87,7 +87,7 @@ class DraftMirror:
         """Record the start of an evaluation of ``items``, ``n`` tokens in total."""
         if self.model is None:
             return
-        is_copied = self._hidden is None or (len(items) == 1 and self._hidden.start(n))
+        is_copied = self.hidden is None or (len(items) == 1 and self.hidden.start(n))
         self._pass_on(before=is_copied)
         firsts = accumulate((len(item.tokens) for item in items), initial=0)
         self._pending = list(zip(items, firsts, strict=False))
@@ -127,7 +127,7 @@ class DraftMirror:
         """Save by the model. If that would stall the device, at its next use: the block is unsigned
         until then.
         """
-        would_stall = self._pending and self._is_copied and self._hidden is not None
+        would_stall = self._pending and self._is_copied and self.hidden is not None
         if self.model is None or not would_stall:
             model = self.settled()
             return save(model, None) if model is not None else NOTHING
@@ -143,7 +143,7 @@ class DraftMirror:
         if self.model is not None:
             self.model.close()
         self.model = None
-        self._hidden = None
+        self.hidden = None
 
     def _pass_on(self, *, before: bool) -> None:
         """Pass on pending evaluations; ``before``: the copy of another evaluation's hidden rows has
@@ -158,10 +158,10 @@ class DraftMirror:
         if self.model is None:
             return
         hidden = None
-        if self._hidden is not None and pending:
+        if self.hidden is not None and pending:
             last, first = pending[-1]
             n = first + len(last.tokens)
-            hidden = self._hidden.finish(before) if is_copied else self._hidden.rows(n)
+            hidden = self.hidden.finish(before) if is_copied else self.hidden.rows(n)
         for item, first in pending:
             rows = None if hidden is None else hidden[first : first + len(item.tokens)]
             self.model.follow(item.seq, item.tokens, item.position, rows)

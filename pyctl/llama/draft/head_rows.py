@@ -119,7 +119,7 @@ class HeadRows(DraftModel):
         self._cells = api.llama_get_memory(ctx)
         self._max_pending = max(self._n_batch // 2, window)
         self._none = np.zeros((2, width), np.float32)
-        self._n_rows = 1  # per call
+        self.n_rows = 1  # per call
 
     def _sequence_at(self, n: int) -> DraftSequence:
         return DraftSequence(self._width, n, self.origin)
@@ -164,8 +164,8 @@ class HeadRows(DraftModel):
         # After a prompt's batch keep only the rows of a snapshot; later, also those needed after
         # rejected drafts.
         n_before = 0
-        if self._n_rows > 1 and len(tokens) <= self._window:
-            n_before = self._n_rows - 1 + self._window
+        if self.n_rows > 1 and len(tokens) <= self._window:
+            n_before = self.n_rows - 1 + self._window
         at.forget_all_but(max(at.n_pending, n_before))
 
     def keep(self, seq: int, n: int) -> None:

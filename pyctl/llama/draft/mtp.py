@@ -44,14 +44,14 @@ class MtpHead(HeadRows):
             self._head.close()  # before the context is freed
             raise
         if self._memory.is_async:
-            self._n_rows = self._window
+            self.n_rows = self._window
             self._load_kernels(n_max)
 
     def _load_kernels(self, n_max: int) -> None:
         """Load the device's kernels of large batches and drafts, before the first request."""
         hidden = np.zeros((self._n_batch + 1, self._width), np.float32)
         self._evaluate(0, 0, [0] * self._n_batch, hidden)
-        self._head.draft([(0, self._n_batch, [0], self._none[:1])], n_max, self._n_rows)
+        self._head.draft([(0, self._n_batch, [0], self._none[:1])], n_max, self.n_rows)
         self._memory.clear(0)
 
     def _evaluate(
@@ -69,11 +69,11 @@ class MtpHead(HeadRows):
             if at.n_pending >= self._window:
                 at = self._evaluate_pending(item.seq)
             # Rows that are evaluated again, so that each call has as many.
-            n_spare = min(len(at.tokens), self._n_rows - 1, at.end - self.origin)
+            n_spare = min(len(at.tokens), self.n_rows - 1, at.end - self.origin)
             n_before = max(n_spare, at.n_pending)
             tokens = [*at.tokens[len(at.tokens) - n_before :], *item.tokens]
             jobs.append((item.seq, at.end - n_before, tokens, at.hidden(n_before)))
-        drafts, code = self._head.draft(jobs, n, self._n_rows)
+        drafts, code = self._head.draft(jobs, n, self.n_rows)
         for item, (seq, start, _, _) in zip(items, jobs, strict=True):
             at = self._seqs[seq]
             if code == 0:

@@ -73,16 +73,16 @@ class SeparateModel(DraftModel):
         """Evaluate one token to check the model. Raises ModelError if it cannot draft."""
         super().__init__(ctx, model, identity, attach)
         self._drafts: list[tuple[int, ...]] = [()] * len(self._seqs)  # the latest ones
-        self._greedy = Greedy(ctx, n_vocab, p_min)
+        self.greedy = Greedy(ctx, n_vocab, p_min)
         try:
-            if self._greedy.decode(self._greedy.put(0, 0, [0], 0)) != 0:
+            if self.greedy.decode(self.greedy.put(0, 0, [0], 0)) != 0:
                 raise ModelError("cannot evaluate the draft model")
             self._open_memory(marks=True)
             self._is_hybrid = self._memory.kind == "hybrid"
-            self._greedy.sample_on_device()
+            self.greedy.sample_on_device()
         except BaseException:
             self._close_memory()
-            self._greedy.close()
+            self.greedy.close()
             raise
 
     def _sequence_at(self, n: int) -> _SequenceState:
@@ -173,8 +173,8 @@ class SeparateModel(DraftModel):
                 parts.append(tokens[first : first + self._n_batch])
         at.pending = []
         for part in parts:
-            n_tokens = self._greedy.put(0, seq, part, at.last, n_outputs=0)
-            code = self._greedy.decode(n_tokens)
+            n_tokens = self.greedy.put(0, seq, part, at.last, n_outputs=0)
+            code = self.greedy.decode(n_tokens)
             if code != 0:
                 self._restart(seq, end)
                 self._log_failure(code)
@@ -233,9 +233,9 @@ class SeparateModel(DraftModel):
         n_tokens = 0
         for item, tokens in group:
             start = item.position + len(item.tokens) - len(tokens)
-            n_tokens = self._greedy.put(n_tokens, item.seq, tokens, start)
+            n_tokens = self.greedy.put(n_tokens, item.seq, tokens, start)
             outputs.append(n_tokens - 1)
-        code = self._greedy.decode(n_tokens)
+        code = self.greedy.decode(n_tokens)
         for item, tokens in group:
             self._drafts[item.seq] = ()
             if code == 0:
@@ -263,7 +263,7 @@ class SeparateModel(DraftModel):
     def _extend_drafts(self, outputs: list[tuple[SequenceTokens, int]], n: int) -> None:
         """Draft up to ``n`` tokens for each item, after its output: one token of all at a time."""
         while outputs:
-            chosen = [(item, self._greedy.choose(output)) for item, output in outputs]
+            chosen = [(item, self.greedy.choose(output)) for item, output in outputs]
             outputs = []
             n_tokens = 0
             for item, token in chosen:
@@ -273,10 +273,10 @@ class SeparateModel(DraftModel):
                 if len(self._drafts[item.seq]) < n:
                     outputs.append((item, n_tokens))
                     position = item.position + len(self._seqs[item.seq].ahead)
-                    n_tokens = self._greedy.put(n_tokens, item.seq, [token], position)
+                    n_tokens = self.greedy.put(n_tokens, item.seq, [token], position)
             if not outputs:
                 return
-            code = self._greedy.decode(n_tokens)
+            code = self.greedy.decode(n_tokens)
             if code != 0:
                 if code != NO_CELLS:
                     for item, _ in outputs:
@@ -339,5 +339,5 @@ class SeparateModel(DraftModel):
             at.is_stale = False
 
     def close(self) -> None:
-        self._greedy.close()
+        self.greedy.close()
         super().close()

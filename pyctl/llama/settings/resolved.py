@@ -9,7 +9,7 @@ chooses a value.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -109,9 +109,17 @@ class Resolved:
     reasons: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, model: ModelSettings, drafts: DraftSettings = NO_DRAFTS) -> Resolved:
-        """Return the settings with the values that follow from the machine; no file is read."""
-        found = cls(model, drafts, gpus(model), physical_cores())
+    def of(
+        cls,
+        model: ModelSettings,
+        drafts: DraftSettings = NO_DRAFTS,
+        machine_devices: Sequence[Device] | None = None,
+        n_cores: int | None = None,
+    ) -> Resolved:
+        """Return the settings with the values that follow from the machine: its devices and its
+        cores, by default this machine's. No file is read.
+        """
+        found = cls(model, drafts, gpus(model, machine_devices), n_cores or physical_cores())
         return found._with_micro_batch()._without_amx()
 
     # -- choosing
@@ -349,9 +357,14 @@ def _why_context(given: ModelSettings, plan: MemoryPlan) -> str:
     return "the model's own" if plan.n_ctx >= plan.n_ctx_train else REDUCED
 
 
-def gpus(settings: ModelSettings) -> tuple[Device, ...]:
-    """Return the GPUs in use. Even without layers they may compute large batches."""
-    found = (device for device in devices() if device.is_gpu)
+def gpus(
+    settings: ModelSettings, machine_devices: Sequence[Device] | None = None
+) -> tuple[Device, ...]:
+    """Return the GPUs in use, of this machine's devices or of others. Even without layers they may
+    compute large batches.
+    """
+    all_devices = devices() if machine_devices is None else machine_devices
+    found = (device for device in all_devices if device.is_gpu)
     return tuple(gpu for gpu in found if not settings.devices or gpu.name in settings.devices)
 
 

@@ -168,7 +168,7 @@ class FuzzedCache:
                 min_tokens=16,
                 cold_max=80,
             )
-        tier._recovery.result(60)
+        tier.recovery.result(60)
         self.loaded.backend.memory.clear(0)
         backend = self.loaded.backend
         speculation = Speculation(

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pyctl.cache import device_tier
+from pyctl.cache.device_limits import DeviceLimits
 from pyctl.cache.ram import RamCache
 from pyctl.engine.backend import SequenceTokens
 from pyctl.engine.engine import Engine
@@ -113,7 +113,6 @@ asked = st.lists(
     budget=st.sampled_from([None, 400_000, 800_000]),
 )
 def test_conversations_that_take_turns(
-    monkeypatch: pytest.MonkeyPatch,
     opened: Opened,
     name: str,
     asked: list[tuple[int, str, tuple[int, int]]],
@@ -121,10 +120,9 @@ def test_conversations_that_take_turns(
     budget: int | None,
 ) -> None:
     """Also where RAM has room for a part of them, and the pool has the rest."""
-    monkeypatch.setattr(device_tier, "PIECE_BYTES", 2**16)
     plain = opened(name, 0).backend
     pooled = opened(name, n_tokens).backend
-    engine = engine_of(pooled, budget)
+    engine = engine_of(pooled, budget, device=DeviceLimits(piece_bytes=2**16))
     talks = [[(10, 200), (i, 50)] for i in range(4)]
     for number, how, message in asked:
         talk = talks[number]

@@ -73,7 +73,7 @@ def test_a_suspended_sequence_comes_back_to_the_byte(open_model: Callable[..., L
     )
     engine.scheduler.suspend(active)
     assert engine.sequences[0].n == 0
-    engine.scheduler._admit()
+    engine.scheduler.admit()
     assert (engine.running, active.kept) == ([active], None)
     seq = active.seq.id
     assert (

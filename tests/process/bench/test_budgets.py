@@ -17,14 +17,11 @@ def ratio(name: str, gib: float | None) -> float:
     return sum(turn.n_evaluated for turn in turns) / sum(turn.floor for turn in turns)
 
 
-def test_alternating_conversations_without_cache_are_reevaluated(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_alternating_conversations_without_cache_are_reevaluated() -> None:
     assert len({*WORKLOADS, *BUDGETED, *AGENTS}) == len(WORKLOADS) + len(BUDGETED) + len(AGENTS), (
         "by their names"
     )
-    monkeypatch.setattr("bench.budgets.N_SEQS", 1)
-    turns = simulated("alternating", 0).turns
+    turns = simulated("alternating", 0, n_seqs=1).turns
     assert sum(turn.n_evaluated for turn in turns) == sum(turn.n for turn in turns)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -92,12 +91,11 @@ def test_a_record_comes_back_as_it_was_told() -> None:
     ],
 )
 def test_a_process_that_fails_is_a_line_of_the_table(
-    script: str, failure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    script: str, failure: str, tmp_path: Path
 ) -> None:
     program = tmp_path / "python"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o700)
-    monkeypatch.setattr(sys, "executable", str(program))
-    record = families.in_own_process("tiny-lfm2")
+    record = families.in_own_process("tiny-lfm2", program=[str(program)])
     assert record.failure.startswith(failure)
     assert record.failure in row_of(record)

@@ -328,8 +328,8 @@ def test_logits_behind_images_are_compared_with_a_cold_run(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(images, "BITS_SIZES", ((64, 64), (320, 256)))
-    images.bits(model_path("tiny-hybrid"), tiny_mmproj, "q8_0")
+    sizes = ((64, 64), (320, 256))
+    images.bits(model_path("tiny-hybrid"), tiny_mmproj, "q8_0", sizes)
     first, second = capsys.readouterr().out.splitlines()
     assert first == "| q8_0 | 64 x 64 | 9 | 5 of 5 | True |"
     assert second == "| q8_0 | 320 x 256 | 80 | 5 of 5 | True |"
@@ -343,7 +343,7 @@ def test_logits_behind_images_are_compared_with_a_cold_run(
         )  # when it is encoded again
 
     monkeypatch.setattr(ImageEncoder, "_encode", another)
-    images.bits(model_path("tiny-hybrid"), tiny_mmproj, "f16")
+    images.bits(model_path("tiny-hybrid"), tiny_mmproj, "f16", sizes)
     assert capsys.readouterr().out.count("| 3 of 5 | True |") == 2
 
 

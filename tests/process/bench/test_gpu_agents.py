@@ -59,11 +59,11 @@ def test_agents_share_a_head_and_no_more() -> None:
     ]
 
 
-def test_an_agent_asks_again_and_is_lost_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.gpu.agents.PAUSE", 0.0)
+def test_an_agent_asks_again_and_is_lost_in_the_end() -> None:
     agent = Agent(CASES[0], 0, options())
+    server = SimpleNamespace(name="pyctl", ask=Mock(side_effect=OSError("no room")))
     for _ in range(2):
-        agent.turn(SimpleNamespace(name="pyctl", ask=Mock(side_effect=OSError("no room"))))  # type: ignore[arg-type]
+        agent.turn(server, pause=0.0)  # type: ignore[arg-type]
     assert agent.is_lost
     assert agent.n_refused == TRIES
     assert agent.asked == []

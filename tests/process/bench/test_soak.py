@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.soak import target
 from bench.soak.findings import Findings
-from bench.soak.target import Bounds, Target
+from bench.soak.target import Bounds, Pace, Target
 
 SERVER = """
 import sys, threading, time
@@ -36,14 +35,12 @@ HTTPServer(("127.0.0.1", int(sys.argv[3])), Handler).serve_forever()
 
 
 class Clock:
-    """Stands for `time` where only sleeping takes any: a machine that is busy makes no life
-    shorter.
-    """
+    """A clock on which only sleeping takes time: a machine that is busy makes no life shorter."""
 
     def __init__(self) -> None:
         self._now = 0.0
 
-    def monotonic(self) -> float:
+    def __call__(self) -> float:
         return self._now
 
     def sleep(self, seconds: float) -> None:
@@ -52,15 +49,13 @@ class Clock:
 
 
 @pytest.mark.parametrize(("n_bytes", "is_wrong"), [(0, False), (2**20, True)])
-def test_memory_at_rest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_bytes: int, is_wrong: bool
-) -> None:
-    monkeypatch.setattr(target, "time", Clock())
-    monkeypatch.setattr(target, "REST_SECONDS", 0.1)
-    monkeypatch.setattr(target, "BUSY_SECONDS", 1.0)
+def test_memory_at_rest(tmp_path: Path, n_bytes: int, is_wrong: bool) -> None:
+    clock = Clock()
+    pace = Pace(clock, clock.sleep, rest_seconds=0.1, busy_seconds=1.0)
     findings = Findings()
     bounds = Bounds(growth_mib=4, resident_mib=0)
-    watched = Target([sys.executable, "-c", SERVER, str(n_bytes)], tmp_path, findings, bounds)
+    command = [sys.executable, "-c", SERVER, str(n_bytes)]
+    watched = Target(command, tmp_path, findings, bounds, pace)
     watched.live("long", 3, "kill", [])
     assert [text for text in findings.violations if "MiB resident" in text] == findings.violations
     assert bool(findings.violations) == is_wrong

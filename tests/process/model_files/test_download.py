@@ -10,14 +10,13 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 from pyctl.errors import ConfigError
 from pyctl.model_files import download as module
-from pyctl.model_files.download import MIB, DownloadLog, download, fetch_url
+from pyctl.model_files.download import MIB, SPARE_BYTES, DownloadLog, download, fetch_url
 from tests import web_server
 
 MODEL = b"GGUF" + os.urandom(100_000)
@@ -289,11 +288,12 @@ def test_a_file_without_a_length_may_come_in_chunks(
 
 
 def test_a_disk_without_room_is_told_before_anything_is_written(
-    serve: Callable[..., httpx.URL], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    serve: Callable[..., httpx.URL], tmp_path: Path
 ) -> None:
-    usage: Any = type("Usage", (), {"free": module.SPARE_BYTES + 50_000})
-    monkeypatch.setattr(module.shutil, "disk_usage", lambda _: usage)
-    message = refusal(serve(whole()), tmp_path / "m.gguf")
+    url = serve(whole())
+    with pytest.raises(ConfigError) as caught:
+        download(url, tmp_path / "m.gguf", free_bytes=lambda _: SPARE_BYTES + 50_000)
+    message = str(caught.value)
     assert f"needs 0 MiB more; 0 MiB are free in {tmp_path}" in message
     assert not list(tmp_path.iterdir())
 

@@ -27,6 +27,7 @@ from pyctl.server.guard import KEPT_SECONDS, ConnectionGuard, GuardedProtocol
 from pyctl.server.listen import bind
 from pyctl.server.server_settings import ServerSettings
 from tests.process.server.test_run import line, server
+from tests.unit.engine.drive import ManualClock
 
 BODY = b'{"prompt": "a", "n_predict": 1}'
 
@@ -212,7 +213,8 @@ def test_a_new_connection_has_all_its_time(monkeypatch: pytest.MonkeyPatch) -> N
 
     async def look() -> bool:
         app = create_loading_app(AppState(ServerSettings()))
-        guard = ConnectionGuard(8)
+        clock = ManualClock()
+        guard = ConnectionGuard(8, clock)
         config = uvicorn.Config(app, log_config=None)
         config.load()
         here, there = socket.socketpair()
@@ -220,7 +222,7 @@ def test_a_new_connection_has_all_its_time(monkeypatch: pytest.MonkeyPatch) -> N
             transport, protocol = await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: GuardedProtocol(guard, config, ServerState()), here
             )
-            guard._last_look -= 60.0
+            clock.advance(60.0)
             guard.look({protocol})
             is_closed = transport.is_closing()
             transport.abort()

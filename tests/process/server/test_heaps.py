@@ -8,7 +8,9 @@ import threading
 
 import pytest
 
-from pyctl.processes.process_memory import share_heaps
+from pyctl.processes.process_memory import give_back, share_heaps
+from pyctl.requests.request_pool import RequestPool
+from pyctl.requests.service import SharedState
 from tests.unit.server.fake import Bench
 
 THREADS = 12
@@ -66,9 +68,9 @@ def test_the_environment_is_asked_first() -> None:
     assert not share_heaps({"GLIBC_TUNABLES": "glibc.malloc.arena_max=4"})
 
 
-def test_what_was_freed_goes_back_when_no_request_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyctl.requests.request_pool._IDLE_SECONDS", 0.05)
+def test_what_was_freed_goes_back_when_no_request_is_read() -> None:
+    assert SharedState().pool.on_rest is give_back
     given = threading.Event()
-    monkeypatch.setattr("pyctl.requests.service.give_back", given.set)
-    Bench().post("/apply-template", {"messages": [{"role": "user", "content": "Hi"}]})
+    bench = Bench(pool=RequestPool(given.set, idle_seconds=0.05))
+    bench.post("/apply-template", {"messages": [{"role": "user", "content": "Hi"}]})
     assert given.wait(30)

@@ -195,15 +195,13 @@ def test_the_page_gets_its_markdown_before_the_model_is_loaded() -> None:
 
 
 @pytest.mark.parametrize("is_loaded", [True, False])
-def test_a_request_is_held_while_the_model_is_loaded(
-    monkeypatch: pytest.MonkeyPatch, is_loaded: bool
-) -> None:
+def test_a_request_is_held_while_the_model_is_loaded(is_loaded: bool) -> None:
     """A held request gets its reply; a request above the limit, or held when loading ends in
     another way, gets 503.
     """
-    monkeypatch.setattr("pyctl.server.middleware.MAX_HELD", 1)
     bench = Bench(play("x"))
-    gate = LoadingApp(create_loading_app(AppState(ServerSettings())), seconds=60.0)
+    loading = create_loading_app(AppState(ServerSettings()))
+    gate = LoadingApp(loading, seconds=60.0, max_held=1)
     with ThreadPoolExecutor(1) as pool:
         held = pool.submit(Client(gate).post, "/completion", json={"prompt": "a"})
         until(lambda: gate.n_held == 1)

@@ -89,7 +89,7 @@ def test_many_snapshots_of_one_conversation_cost_no_chain_each(
     ).find(cache)
     assert [each.n for each in candidates] == ends[::-1]
     found = [each.snapshot for each in candidates if each.snapshot is not None]
-    assert len(match._hashed) == 1, "what is compared need not be hashed"
+    assert len(match.hashed) == 1, "what is compared need not be hashed"
     for snapshot in found:
         snapshot.segment.held = TenHeldRows()
     with cache.locked(*found):

@@ -7,10 +7,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import DEFAULT, Mock
 
 import numpy as np
 import pytest
@@ -22,6 +21,7 @@ from pyctl.cache.disk_policy import DiskPolicy, Selection
 from pyctl.cache.recent import Recent, RecentMatches, RecentPrompts
 from pyctl.disk.recent_files import RecentFiles
 from pyctl.errors import RequestError
+from pyctl.files.atomic_file import FileCalls
 from pyctl.prompt import Prompt, common_prefix
 from tools.disk_simulation import ROW_BYTES, STATE_BYTES, WORKLOADS, Writer, prompt_of, simulate
 
@@ -393,13 +393,10 @@ def test_the_list_survives_a_restart(
 
 
 @pytest.mark.parametrize("step", [0, -10])
-def test_the_list_keeps_its_order_whatever_the_clock_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
-) -> None:
+def test_the_list_keeps_its_order_whatever_the_clock_says(tmp_path: Path, step: int) -> None:
     clock = itertools.count(10**18, step)
-    monkeypatch.setattr(time, "time_ns", lambda: next(clock))
     log = RecentPrompts()
-    files = RecentFiles(tmp_path)
+    files = RecentFiles(tmp_path, clock_ns=clock.__next__)
     for seed in range(12):
         log.add(chat(30, 10, seed=str(seed)))
         files.save(log.newest_first())
@@ -488,17 +485,15 @@ def test_a_file_of_another_layout_is_damage(tmp_path: Path) -> None:
         assert RecentFiles(tmp_path).load() == []
 
 
-def test_a_list_that_cannot_be_written_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_list_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
     log = RecentPrompts()
-    files = RecentFiles(tmp_path)
+    full = OSError(28, "No space left on device")
+    calls = FileCalls(replace=Mock(wraps=os.replace, side_effect=[full, DEFAULT]))
+    files = RecentFiles(tmp_path, calls=calls)
     log.add(chat(30, 10))
 
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", Mock(side_effect=OSError(28, "No space left on device")))
-        with pytest.raises(OSError, match="No space"):
-            files.save(log.newest_first())
+    with pytest.raises(OSError, match="No space"):
+        files.save(log.newest_first())
     assert files_in(tmp_path) == []
     files.save(log.newest_first())
     assert len(files_in(tmp_path)) == 1

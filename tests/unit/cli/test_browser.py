@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import webbrowser
+from functools import partial
 from queue import SimpleQueue
 
 import pytest
@@ -16,15 +16,14 @@ def test_only_a_screen_gets_a_browser(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     opened = SimpleQueue[str]()
-    monkeypatch.setattr(webbrowser, "open", opened.put)
-    monkeypatch.setattr("sys.platform", "linux")
+    show = partial(open_in_browser, browser=opened.put, platform="linux")
     for name in ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(name, raising=False)
     with caplog.at_level(logging.WARNING):
-        open_in_browser("http://h/", RequestPool())
+        show("http://h/", RequestPool())
     assert "the page is at http://h/" in caplog.text
     monkeypatch.setenv("DISPLAY", ":0")
-    open_in_browser("", RequestPool())
-    open_in_browser("http://h/", RequestPool())
+    show("", RequestPool())
+    show("http://h/", RequestPool())
     assert opened.get(timeout=60) == "http://h/"
     assert opened.empty()

@@ -3,33 +3,21 @@
 from __future__ import annotations
 
 import errno
-import shutil
-from collections import namedtuple
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from pyctl.cache.cache_settings import CacheSettings, DiskSettings
-from pyctl.cli import defaults
 from pyctl.cli.arguments import CommandSettings, parse_serve
-from pyctl.cli.defaults import cache_budget, log_cache_dir, with_directory
+from pyctl.cli.defaults import cache_budget, log_cache_dir, with_directory, with_shared_budget
 from pyctl.disk.directory import CacheDirectory
 from pyctl.errors import ConfigError
 from pyctl.llama.settings.memory_plan import MemoryPlan, Place, Usage
 
 MIB = 2**20
 GIB = 2**30
-
-DiskUsage = namedtuple("DiskUsage", ("total", "used", "free"))
-
-
-@pytest.fixture
-def set_free(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """set_free(n) -> every disk has so many free bytes from now on."""
-    free = [0]
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: DiskUsage(10**12, 0, free[0]))
-    return lambda n: free.__setitem__(0, n)
 
 
 def plan_of(free: float | None, used: float = 0.7) -> MemoryPlan:
@@ -67,14 +55,22 @@ def test_a_given_budget_is_that_of_llama_server() -> None:
         assert cache_budget(CacheSettings(), unknown) == 8 * GIB
 
 
-def test_several_models_share_half_of_what_is_free(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_several_models_share_half_of_what_is_free(tmp_path: Path) -> None:
     given = settings_of("--cache-ram", "100", home=tmp_path)
     for free, mib in ((119 * GIB, 60928), (13 * GIB, 7509), (None, None)):
-        monkeypatch.setattr(defaults, "host_available", lambda found=free: found)
-        assert defaults.with_shared_budget(settings_of(home=tmp_path)).cache.ram_mib == mib
-        assert defaults.with_shared_budget(given).cache.ram_mib == 100
+        free_ram = partial(int, free) if free is not None else (lambda: None)
+        shared = with_shared_budget(settings_of(home=tmp_path), free_ram)
+        assert shared.cache.ram_mib == mib
+        assert with_shared_budget(given, free_ram).cache.ram_mib == 100
+
+
+def of_disk(
+    settings: CommandSettings,
+    free: int,
+    open_directory: Callable[[Path], CacheDirectory] = CacheDirectory,
+) -> DiskSettings:
+    """Return the settings of the directory on a disk with so many ``free`` bytes."""
+    return with_directory(settings, open_directory, lambda _: free).disk
 
 
 def settings_of(*flags: str, home: Path) -> CommandSettings:
@@ -91,21 +87,19 @@ def settings_of(*flags: str, home: Path) -> CommandSettings:
     ],
 )
 def test_the_default_directory_takes_a_tenth_of_the_free_space(
-    tmp_path: Path, set_free: Callable[[int], None], free: int, flags: tuple[str, ...], mib: int
+    tmp_path: Path, free: int, flags: tuple[str, ...], mib: int
 ) -> None:
-    set_free(free)
-    disk = with_directory(settings_of(*flags, home=tmp_path)).disk
+    disk = of_disk(settings_of(*flags, home=tmp_path), free)
     assert (Path(disk.cache_dir), disk.disk_mib) == (tmp_path / "pyctl" / "kv", mib)
     assert (tmp_path / "pyctl" / "kv").stat().st_mode & 0o777 == 0o700
 
 
 def test_a_default_directory_that_cannot_be_used_is_a_warning(
-    tmp_path: Path, set_free: Callable[[int], None], caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").touch()
-    assert with_directory(settings_of(home=tmp_path / "file")).disk.cache_dir == ""
-    set_free(2 * GIB)
-    assert with_directory(settings_of(home=tmp_path)).disk.cache_dir == ""
+    assert of_disk(settings_of(home=tmp_path / "file"), 0).cache_dir == ""
+    assert of_disk(settings_of(home=tmp_path), 2 * GIB).cache_dir == ""
     file, full = caplog.messages
     assert file == (
         f"no disk cache: cannot use {tmp_path}/file/pyctl/kv: File exists; --kv-cache-dir "
@@ -123,32 +117,24 @@ def test_a_given_directory_that_cannot_be_used_is_an_error(tmp_path: Path) -> No
         with_directory(given)
 
 
-def test_a_full_disk_is_a_warning(
-    tmp_path: Path,
-    set_free: Callable[[int], None],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_full_disk_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """SQLite reports it without a number; with space the same error is another fault."""
     given = settings_of("--kv-cache-dir", str(tmp_path / "kv"), home=tmp_path)
-    set_free(4096)
 
     def refuse(_: Path) -> CacheDirectory:
         raise errors[0]
 
-    monkeypatch.setattr(defaults, "CacheDirectory", refuse)
     errors = [
         OSError("index.sqlite3: disk I/O error"),
         OSError(errno.ENOSPC, "No space left on device"),
     ]
     for _ in range(2):
-        assert with_directory(given).disk.cache_dir == ""
+        assert of_disk(given, 4096, refuse).cache_dir == ""
         assert f"no disk cache: no space for {tmp_path}/kv: " in caplog.messages[-1]
         assert caplog.messages[-1].endswith("; the next start tries again")
         errors.reverse()
-    set_free(GIB)
     with pytest.raises(ConfigError, match="disk I/O error"):
-        with_directory(given)
+        of_disk(given, GIB, refuse)
 
 
 def test_the_first_line_says_where_the_directory_is(

@@ -11,7 +11,6 @@ from typing import cast
 
 import pytest
 
-from pyctl.cli import launched_server
 from pyctl.cli.arguments import parse_launch
 from pyctl.cli.launch_command import invocation_of, run_launch
 from pyctl.cli.launched_server import address_of, follow
@@ -61,22 +60,16 @@ def test_claude_code_gets_its_limit_where_its_own_settings_cannot_change_it(tmp_
     assert made.environment["NO_PROXY"] == "example.org,127.0.0.1"
 
 
-Running = Callable[[Endpoint | None], None]
-
-
-@pytest.fixture
-def running(monkeypatch: pytest.MonkeyPatch) -> Running:
-    """running(server) -> that one answers, whatever the address."""
-    return lambda server: monkeypatch.setattr(
-        launched_server, "find_server", lambda url, key: server
-    )
+def launched(server: Endpoint | None, *argv: str) -> int:
+    """Run the command where ``server`` answers, whatever the address."""
+    return run_launch(argv, {}, lambda url, key: server)
 
 
 def test_a_dry_run_prints_lines_for_a_shell(
-    running: Running, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    running(Endpoint("http://127.0.0.1:8099", "none", "qwen", 54321, "/m.gguf"))
-    assert run_launch(["qwen", "--dry-run", "--", "-p", "two words"], {}) == 0
+    server = Endpoint("http://127.0.0.1:8099", "none", "qwen", 54321, "/m.gguf")
+    assert launched(server, "qwen", "--dry-run", "--", "-p", "two words") == 0
     out = capsys.readouterr().out
     assert "export OPENAI_BASE_URL=http://127.0.0.1:8099/v1\n" in out
     assert out.endswith(" --model qwen -p 'two words'\n")
@@ -85,37 +78,33 @@ def test_a_dry_run_prints_lines_for_a_shell(
 
 
 def test_a_running_server_serves_its_own_model(
-    running: Running, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     found = Endpoint("http://127.0.0.1:8080", "none", "qwen", 4096, "/models/a.gguf")
-    running(found)
     with pytest.raises(
         ConfigError, match=r"http://127.0.0.1:8080 serves /models/a.gguf; leave -m out"
     ):
-        run_launch(["codex", "--dry-run", "-m", "/models/b.gguf"], {})
+        launched(found, "codex", "--dry-run", "-m", "/models/b.gguf")
     for chosen, idle in (
         (["--port", "8080"], "-c"),
         (["--url", found.url, "--port", "8080"], "--port, -c"),
     ):
-        assert (
-            run_launch(["codex", "--dry-run", "-m", "/models/a.gguf", *chosen, "-c", "100"], {})
-            == 0
-        )
+        argv = ["codex", "--dry-run", "-m", "/models/a.gguf", *chosen, "-c", "100"]
+        assert launched(found, *argv) == 0
         assert f"runs already; without effect: {idle}\n" in capsys.readouterr().err
-    assert run_launch(["codex", "--dry-run", "--port", "8080"], {}) == 0
+    assert launched(found, "codex", "--dry-run", "--port", "8080") == 0
     assert "without effect" not in capsys.readouterr().err
 
 
 def test_without_a_server_a_dry_run_says_which_one_would_start(
-    running: Running, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    running(None)
-    assert run_launch(["opencode", "-m", "/models/a.gguf", "--dry-run", "-c", "100"], {}) == 0
+    assert launched(None, "opencode", "-m", "/models/a.gguf", "--dry-run", "-c", "100") == 0
     out = capsys.readouterr().out
     assert "this starts: pyctl serve -m /models/a.gguf -c 100\n" in out
     assert '"pyctl/a.gguf"' in out
     with pytest.raises(ConfigError, match="neither pyctl nor llama-server answers at http://box:1"):
-        run_launch(["opencode", "--url", "box:1/v1", "--dry-run"], {})
+        launched(None, "opencode", "--url", "box:1/v1", "--dry-run")
 
 
 @pytest.mark.parametrize(

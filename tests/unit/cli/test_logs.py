@@ -3,7 +3,6 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-import sys
 
 import pytest
 
@@ -11,29 +10,31 @@ from pyctl.cli import logs
 from pyctl.cli.logs import LoadProgress
 
 
-def test_without_a_terminal_a_line_now_and_then(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class Terminal(io.StringIO):
+    """A stream on which escapes have an effect."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_without_a_terminal_a_line_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
     for seconds, expected in (
         (60.0, []),
         (0.0, ["loading big.gguf: 25 %", "loading big.gguf: 100 %"]),
     ):
-        monkeypatch.setattr(logs, "LINE_SECONDS", seconds)
         caplog.clear()
-        with caplog.at_level(logging.INFO), LoadProgress("/models/big.gguf") as progress:
+        with caplog.at_level(logging.INFO), LoadProgress("/models/big.gguf", seconds) as progress:
             progress.show(0.25)
             progress.show(1.0)
         assert [record.getMessage() for record in caplog.records] == expected
 
 
-def test_on_a_terminal_it_stays_in_place_and_away_once_it_has_ended(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with LoadProgress("/models/big.gguf") as progress:
-        progress.show(0.5)
-    progress.show(0.25)  # a model that is loaded again after a sleep
-    assert capsys.readouterr().err == "loading big.gguf: 50%\x1b[K\r\x1b[K"
+def test_on_a_terminal_it_stays_in_place_and_away_once_it_has_ended() -> None:
+    with contextlib.redirect_stderr(Terminal()) as shown:
+        with LoadProgress("/models/big.gguf") as progress:
+            progress.show(0.5)
+        progress.show(0.25)  # a model that is loaded again after a sleep
+    assert shown.getvalue() == "loading big.gguf: 50%\x1b[K\r\x1b[K"
 
 
 def test_a_log_file_on_a_full_disk_is_one_line_on_stderr(
@@ -101,15 +102,14 @@ def test_colours_are_for_terminals_and_forged_ones_are_shown() -> None:
 def test_no_color_and_pipes_are_respected(
     monkeypatch: pytest.MonkeyPatch, is_terminal: bool, no_color: str, escapes: int
 ) -> None:
-    said = io.StringIO()
-    monkeypatch.setattr(said, "isatty", lambda: is_terminal)
-    monkeypatch.setattr("sys.stderr", said)
+    said = Terminal() if is_terminal else io.StringIO()
     monkeypatch.setenv("NO_COLOR", no_color)
     given: dict[str, list[logging.Handler]] = {}
     monkeypatch.setattr(
         logging, "basicConfig", lambda level, handlers: given.update(handlers=handlers)
     )
-    logs.start_log(logs.LogSettings(timestamps=False), [])
+    with contextlib.redirect_stderr(said):
+        logs.start_log(logs.LogSettings(timestamps=False), [])
     given["handlers"][0].handle(
         logging.makeLogRecord({"msg": "no", "levelno": 30, "levelname": "WARNING"})
     )

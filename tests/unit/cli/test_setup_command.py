@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pyctl.cli import setup_check, setup_command
+from pyctl.cli import setup_check
 from pyctl.cli.setup_command import run_setup
 from pyctl.errors import ConfigError
 from pyctl.machine.libraries import BuiltLibraries, choose, write_built
@@ -26,12 +26,9 @@ def environ(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def run(
-    environ: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Run:
+def run(environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> Run:
     def command(machine: Machine, *arguments: str) -> tuple[int, list[str]]:
-        monkeypatch.setattr(setup_command, "look_at_machine", lambda environ: machine)
-        code = run_setup(arguments, environ)
+        code = run_setup(arguments, environ, lambda environ: machine)
         return code, capsys.readouterr().out.splitlines()
 
     return command
@@ -137,4 +134,4 @@ def test_the_check_runs_this_pyctl_in_any_checkout(
         "raise SystemExit('of the checkout')"
     )
     monkeypatch.chdir(tmp_path / "checkout")
-    assert setup_check._run(tmp_path, "pyctl", "--version").startswith("pyctl ")
+    assert setup_check.output_of(tmp_path, "pyctl", "--version").startswith("pyctl ")

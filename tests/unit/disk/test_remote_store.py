@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from pyctl.cache.snapshot import PromptMatch, Snapshot
-from pyctl.disk import remote_store
-from pyctl.disk.remote_store import RemoteStore, connect
+from pyctl.disk.remote_store import PAUSE_SECONDS, RemoteStore, StoreLimits, connect
 from pyctl.errors import ConfigError
 from tests.unit.disk.making import DirectStore, check_directory, check_read, conversation
+from tests.unit.engine.drive import ManualClock
 from tests.waiting import until
 
 pytest.importorskip("obstore")
 
 Opener = Callable[..., DirectStore]
-Remote = Callable[[DirectStore], RemoteStore]
+Remote = Callable[..., RemoteStore]
 
 
 class Faulty:
@@ -49,17 +49,30 @@ class Faulty:
 
 
 @pytest.fixture
-def client(monkeypatch: pytest.MonkeyPatch) -> Faulty:
-    monkeypatch.setattr(remote_store, "PATIENCE_SECONDS", 60.0)
+def client() -> Faulty:
     return Faulty()
 
 
 @pytest.fixture
-def remote(client: Faulty) -> Iterator[Remote]:
+def store_clock() -> ManualClock:
+    """Return the clock of all stores, on which no fetch is ever late."""
+    return ManualClock()
+
+
+@pytest.fixture
+def remote(client: Faulty, store_clock: ManualClock) -> Iterator[Remote]:
     opened: list[RemoteStore] = []
 
-    def get(store: DirectStore) -> RemoteStore:
-        opened.append(RemoteStore(client, "memory://", store.writer))  # type: ignore[arg-type]
+    def get(store: DirectStore, **limits: int) -> RemoteStore:
+        opened.append(
+            RemoteStore(
+                client,  # type: ignore[arg-type]
+                "memory://",
+                store.writer,
+                StoreLimits(**limits),
+                store_clock,
+            )
+        )
         return opened[-1]
 
     yield get
@@ -151,7 +164,11 @@ def test_damage_is_a_miss_and_not_fetched_again(
 
 
 def test_store_pauses_after_three_failures_without_logging_keys(
-    filled: list[Snapshot], store: RemoteStore, client: Faulty, caplog: Any, monkeypatch: Any
+    filled: list[Snapshot],
+    store: RemoteStore,
+    client: Faulty,
+    caplog: Any,
+    store_clock: ManualClock,
 ) -> None:
     client.error = OSError(
         "http://key:secret@host/bucket: 503 Service Unavailable, AWSAccessKeyId=key"
@@ -162,8 +179,7 @@ def test_store_pauses_after_three_failures_without_logging_keys(
     assert store.view().is_away
     assert not found(store, filled[-1])
     client.error = None
-    monkeypatch.setattr(remote_store, "PAUSE_SECONDS", 0.0)
-    store._reading.again_at = 0.0
+    store_clock.advance(PAUSE_SECONDS)
     fetch(store, filled[-1])
     assert store.view().fetched.n == 1
     away, back = [each.getMessage() for each in caplog.records if "kv store" in each.getMessage()]
@@ -202,36 +218,36 @@ def test_the_end_does_not_wait_for_a_store_that_hangs(
     assert all(each is not None and each.ready() for each in fetches)
     assert not client.gate.is_set()
     client.gate.set()
-    until(lambda: not store._fetches)
+    until(lambda: not store.fetches)
     assert not second.lengths()
 
 
-@pytest.mark.parametrize(("bound", "value"), [("MAX_FETCHES", 1), ("MAX_IN_FLIGHT", 500)])
+@pytest.mark.parametrize(("bound", "value"), [("max_fetches", 1), ("max_in_flight", 500)])
 def test_what_is_on_its_way_is_bounded(
     bound: str,
     value: int,
     filled: list[Snapshot],
-    store: RemoteStore,
+    second: DirectStore,
+    remote: Remote,
     client: Faulty,
-    monkeypatch: Any,
 ) -> None:
-    monkeypatch.setattr(remote_store, bound, value)
+    store = remote(second, **{bound: value})
+    until(lambda: found(store, filled[-1]) == [20, 40, 60])
     client.gate.clear()
     fetches = [store.fetch(each.prefix) for each in filled[:2]]
-    assert [each is None for each in fetches] == [False, bound == "MAX_FETCHES"]
+    assert [each is None for each in fetches] == [False, bound == "max_fetches"]
     client.gate.set()
     until(lambda: all(each is None or each.ready() for each in fetches))
-    assert store.view().fetched.n == (bound == "MAX_FETCHES")
+    assert store.view().fetched.n == (bound == "max_fetches")
 
 
 def test_no_more_than_so_many_objects_are_sent(
-    second: DirectStore, remote: Remote, client: Faulty, monkeypatch: pytest.MonkeyPatch
+    second: DirectStore, remote: Remote, client: Faulty
 ) -> None:
-    monkeypatch.setattr(remote_store, "MAX_OBJECTS", 4)
     for each in conversation(1):
         second.write(each)
-    store = remote(second)
-    until(lambda: store._seen is second.directory.contents)
+    store = remote(second, max_objects=4)
+    until(lambda: store.has_sent_all)
     assert sum(name.endswith(".state") for name in client.objects) >= 1
     assert len(client.objects) <= 4
 

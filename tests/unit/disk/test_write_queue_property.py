@@ -251,7 +251,7 @@ class QueueMachine(RuleBasedStateMachine):
         wanted = [made for made in self.cached.values() if made.facts.for_disk]
         for made in wanted:
             self.queue.write(made)
-        self.queue._begin_last_try()
+        self.queue.begin_last_try()
         for _ in range(200):
             self.flush_copies()
             while self.queue.run_next():

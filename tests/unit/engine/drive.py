@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing, contextmanager
@@ -18,10 +19,11 @@ from pyctl.cache.block_sizes import BlockSizes
 from pyctl.cache.disk_policy import DiskPolicy
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import Block, Snapshot
-from pyctl.disk.directory import CacheDirectory
+from pyctl.disk.directory import THREADS, CacheDirectory
 from pyctl.disk.disk import Disk, WriteLimits
 from pyctl.disk.model_folder import ModelFolder
 from pyctl.disk.reader import StoreReader
+from pyctl.disk.readers import Readers
 from pyctl.disk.remote_store import RemoteStore
 from pyctl.disk.write_job import Writing
 from pyctl.disk.writer import StoreWriter
@@ -32,6 +34,9 @@ from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, Failed, Piece, Request
 from pyctl.engine.sampling import Sampling
 from pyctl.prompt import Prompt
+
+SLOW_SECONDS = 240.0
+"""A busy machine may return nothing for seconds; a disk that takes longer hangs."""
 
 GREEDY = Sampling(temperature=0.0)
 
@@ -150,18 +155,21 @@ def tier_on(
     sizes: BlockSizes | None = None,
     remote: Callable[[StoreWriter], RemoteStore] | None = None,
     text_of: Callable[[Sequence[int]], str] | None = None,
+    clock: Callable[[], float] = time.monotonic,
     **limits: Any,
 ) -> Disk:
-    """Return a disk on a directory that may take a minute to close; ``limits`` are of
-    `WriteLimits`.
+    """Return a disk on a directory that may take a minute to close, and a busy machine's time to
+    read and write; ``limits`` are of `WriteLimits`, ``clock`` times the reads.
     """
-    folder = ModelFolder(CacheDirectory(path, budget), model, sizes)
+    chosen = {"min_tokens": 100, "close_seconds": 60.0, "stall_seconds": SLOW_SECONDS, **limits}
+    readers = Readers(THREADS, "disk-read", SLOW_SECONDS, clock)
+    folder = ModelFolder(CacheDirectory(path, budget, readers), model, sizes)
     writer = StoreWriter(folder, daily_bytes)
     return Disk(
         StoreReader(folder),
         writer,
         DiskPolicy.parse(policy) if isinstance(policy, str) else policy,
-        WriteLimits(**{"min_tokens": 100, "close_seconds": 60.0, **limits}),
+        WriteLimits(**chosen),
         text_of=text_of,
         remote=remote(writer) if remote is not None else None,
     )

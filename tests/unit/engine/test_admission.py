@@ -78,22 +78,15 @@ def test_a_short_prompt_does_not_wait_for_all_of_a_long_one() -> None:
 
 @pytest.mark.parametrize("leaves", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_next_turn_does_not_wait_for_all_of_a_long_prompt(
-    kind: str, leaves: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_next_turn_does_not_wait_for_all_of_a_long_prompt(kind: str, leaves: bool) -> None:
     engine = engine_of(FakeBackend(kind, n_ctx=8192, n_seqs=3))
     conversation = prompt_of(1, 64 * 20)
     ask(engine, conversation)
     if leaves:
         for seed in range(3):
             ask(engine, prompt_of(10 + seed, 300))
-    looks: list[Prompt] = []
-    n_ready = engine.prefix_cache.prefetch.n_ready
-    monkeypatch.setattr(
-        engine.prefix_cache.prefetch,
-        "n_ready",
-        lambda prompt, *args: (looks.append(prompt), n_ready(prompt, *args))[1],
-    )
+    prefetch = engine.prefix_cache.prefetch
+    prefetch.n_ready = looks = Mock(wraps=prefetch.n_ready)
     long = submit(engine, prompt_of(2, 64 * 50), 4)
     engine.step()
     longer = Prompt.of(
@@ -105,7 +98,8 @@ def test_a_next_turn_does_not_wait_for_all_of_a_long_prompt(
     assert not any(isinstance(event, Piece) for event in long.drain())
     run_all(engine)
     assert collect(cold).error is None
-    assert looks == [longer, cold.request.prompt]  # once each
+    looked_at = [call.args[0] for call in looks.call_args_list]
+    assert looked_at == [longer, cold.request.prompt]  # once each
 
 
 def test_a_prompt_that_may_not_use_the_cache_counts_as_new() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pyctl.cache import device_copies
+from pyctl.cache.device_limits import DeviceLimits
 from pyctl.cache.disk_policy import DiskPolicy
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import Snapshot
@@ -20,7 +20,7 @@ from pyctl.disk.index import Index
 from pyctl.disk.write_job import Writing
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.worker import Worker
+from pyctl.engine.worker import Worker, WorkerTimes
 from pyctl.prompt import Prompt
 from tests.fake import FakeBackend
 from tests.unit.cache.checks import check_invariants
@@ -30,11 +30,16 @@ from tests.unit.server.fake import INFO
 
 
 def engine_on(
-    directory: Path, kind: str, policy: str = "full", n_slots: int = 32, **store: object
+    directory: Path,
+    kind: str,
+    policy: str = "full",
+    n_slots: int = 32,
+    settings: EngineSettings = EngineSettings(exact=True),
+    **store: object,
 ) -> Engine:
     """Return a fresh engine and backend, as after a restart, on a cache directory."""
     tier = tier_on(directory, policy=policy, **store)
-    return Engine(FakeBackend(kind), RamCache(n_slots, None), EngineSettings(exact=True), tier)
+    return Engine(FakeBackend(kind), RamCache(n_slots, None), settings, tier)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -138,7 +143,7 @@ def test_the_engine_asks_neither_the_index_nor_a_thread_that_waits(
     engine = engine_on(tmp_path, "hybrid", "auto")
     tier = engine.prefix_cache.disk
     stuck = threading.Event()
-    tier._recovery.result(60)
+    tier.recovery.result(60)
     me = threading.get_ident()
     touched = []
 
@@ -188,10 +193,7 @@ def test_the_engine_asks_neither_the_index_nor_a_thread_that_waits(
     engine.prefix_cache.close()
 
 
-def test_closing_waits_as_long_as_the_disk_may_take(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pyctl.engine.worker.STEP_SECONDS", 0.1)
+def test_closing_waits_as_long_as_the_disk_may_take(tmp_path: Path) -> None:
     engine = engine_on(tmp_path, "hybrid")
     engine.prefix_cache.disk.close_seconds = 60.0
     ask(engine, chat((1, 300), (2, 240)))
@@ -199,7 +201,7 @@ def test_closing_waits_as_long_as_the_disk_may_take(
     gate = threading.Event()
     engine.prefix_cache.disk.queue.run_soon(lambda: gate.wait(60))
     ask(engine, chat((3, 300), (4, 240)))
-    worker = Worker(engine, INFO)
+    worker = Worker(engine, INFO, times=WorkerTimes(step=0.1))
     threading.Timer(0.6, gate.set).start()
     assert worker.close()
     assert gate.is_set()
@@ -238,8 +240,8 @@ class SlowDirectory:
         self.queue = engine.prefix_cache.disk.queue
         self.go_on = threading.Event()
         self.begun = threading.Event()
-        self._write = self.queue._write_one
-        self.queue._write_one = self.write
+        self._write = self.queue.write_one
+        self.queue.write_one = self.write
 
     def write(self, snapshot: Snapshot, spilled: bool) -> Writing:
         self.begun.set()
@@ -277,13 +279,11 @@ def test_all_that_was_chosen_is_on_disk_once_a_slow_one_has_caught_up(
     again.prefix_cache.close()
 
 
-def test_a_slow_disk_does_not_hold_the_memory_of_what_was_evicted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_disk_does_not_hold_the_memory_of_what_was_evicted(tmp_path: Path) -> None:
     maximum = 8_000
     budget = 15_000
-    monkeypatch.setattr(device_copies, "MAX_UNWRITTEN_BYTES", maximum)
     engine = engine_on(tmp_path, "hybrid")
+    engine.prefix_cache.device.copies.limits = DeviceLimits(unwritten_bytes=maximum)
     engine.prefix_cache.cache.budget.limit = budget
     writing = threading.Event()
     go_on = threading.Event()
@@ -294,7 +294,7 @@ def test_a_slow_disk_does_not_hold_the_memory_of_what_was_evicted(
         yield from ()
         return 0
 
-    engine.prefix_cache.disk.queue._write_one = write
+    engine.prefix_cache.disk.queue.write_one = write
     backend = engine.backend
     largest = 0
     for seed in range(30):

@@ -8,7 +8,6 @@ wrong restore shows.
 from __future__ import annotations
 
 from functools import partial
-from unittest.mock import patch
 
 import numpy as np
 from hypothesis import settings
@@ -20,11 +19,10 @@ from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import Prefix
 from pyctl.chat.boundaries import boundaries, headers
 from pyctl.engine.engine import Engine
-from pyctl.engine.engine_settings import EngineSettings
+from pyctl.engine.engine_settings import EngineSettings, PrewarmDelays
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.pool_plan import PoolPlan
 from pyctl.engine.request import Request
-from pyctl.engine.schedule import prewarm
 from pyctl.files.image_file import ImageFile
 from pyctl.prompt import ImageSpan, Prompt, Tokens, as_tokens, common_prefix
 from tests.effort import examples
@@ -132,7 +130,9 @@ class Conversations(RuleBasedStateMachine):
         self.kind = kind
         self.backend = self.new(n_seqs=n_seqs, n_cells=n_cells, can_hold=can_hold, pool=pool)
         self.engine = Engine(
-            self.backend, RamCache(n_slots, budget), EngineSettings(exact=exact, min_step=min_step)
+            self.backend,
+            RamCache(n_slots, budget),
+            EngineSettings(exact=exact, min_step=min_step, prewarm=PrewarmDelays(0.0, 0.0, 0)),
         )
         self.conversations: list[list[Message]] = [[(0, 300)]]
         self.exact = exact
@@ -193,9 +193,7 @@ class Conversations(RuleBasedStateMachine):
         wanted = render([*conversation, (7, 40), (8, 40)])
         after = asked if is_next else None
         handle = RequestHandle(Request(wanted, max_tokens=0, background=True, after=after))
-        at_once = dict.fromkeys(("AT_ONCE_SECONDS", "QUIET_SECONDS", "QUIET_BATCHES"), 0)
-        with patch.multiple(prewarm, **at_once):
-            self.engine.submit(handle)
+        self.engine.submit(handle)
         for _ in range(steps):
             self.engine.step()
         prompt = render(data.draw(st.sampled_from(self.conversations)))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -19,7 +20,7 @@ from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, Failed, Piece
-from pyctl.engine.worker import Worker
+from pyctl.engine.worker import Worker, WorkerTimes
 from pyctl.errors import EngineError, UnavailableError
 from pyctl.prompt import Prompt
 from tests.fake import FakeBackend
@@ -66,20 +67,21 @@ class Faulty(FakeBackend):
             raise self.fault
 
 
-@pytest.fixture(autouse=True)
-def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyctl.engine.watchdog.WATCH_SECONDS", 0.02)
+LOOKS_OFTEN = WorkerTimes(watch=0.02)
 
 
 @pytest.fixture
 def faulty() -> Iterator[Callable[..., tuple[Faulty, Worker, Engine]]]:
     made: list[tuple[Faulty, Worker, Engine]] = []
 
-    def make(*, is_held: bool = False, stall_seconds: float = 0) -> tuple[Faulty, Worker, Engine]:
+    def make(
+        *, is_held: bool = False, stall_seconds: float = 0, times: WorkerTimes = LOOKS_OFTEN
+    ) -> tuple[Faulty, Worker, Engine]:
         backend = Faulty("hybrid")
         backend.held = is_held
         engine = Engine(backend, RamCache(8, None), EngineSettings())
-        made.append((backend, Worker(engine, INFO, stall_seconds=stall_seconds), engine))
+        worker = Worker(engine, INFO, stall_seconds=stall_seconds, times=times)
+        made.append((backend, worker, engine))
         return made[-1]
 
     yield make
@@ -173,12 +175,10 @@ def test_steps_that_fail_again_and_again_end_the_thread(faulty: Any) -> None:
         worker.watch()
 
 
-def test_an_evaluation_that_hangs_is_noticed_and_everything_fails(
-    faulty: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("FINISH_SECONDS", "STEP_SECONDS"):  # longer than this test may take
-        monkeypatch.setattr(f"pyctl.engine.worker.{name}", 3600.0)
-    _, worker, _ = faulty(is_held=True, stall_seconds=0.3)
+def test_an_evaluation_that_hangs_is_noticed_and_everything_fails(faulty: Any) -> None:
+    # Longer than this test may take.
+    times = replace(LOOKS_OFTEN, finish=3600.0, step=3600.0)
+    _, worker, _ = faulty(is_held=True, stall_seconds=0.3, times=times)
     handles = [worker.submit(request(PROMPT)) for _ in range(2)]
     with pytest.raises(EngineError, match="makes no progress"):
         worker.watch()
@@ -229,14 +229,11 @@ def test_a_long_evaluation_that_makes_progress_is_left_alone(
 
 
 @pytest.mark.parametrize("stops", [True, False])
-def test_close_interrupts_a_long_evaluation_or_reports_it(
-    faulty: Any, monkeypatch: pytest.MonkeyPatch, stops: bool
-) -> None:
+def test_close_interrupts_a_long_evaluation_or_reports_it(faulty: Any, stops: bool) -> None:
     """A call of close interrupts a long evaluation, or reports that the device could not be
     interrupted.
     """
-    monkeypatch.setattr("pyctl.engine.worker.FINISH_SECONDS", 0.1)
-    backend, worker, _ = faulty(is_held=True)
+    backend, worker, _ = faulty(is_held=True, times=replace(LOOKS_OFTEN, finish=0.1))
     if not stops:
         backend.interrupt = lambda: None
     handle = worker.submit(request(Prompt.of([5] * 200)))
@@ -281,13 +278,10 @@ class Remote(Faulty):
         super().release(held)
 
 
-def test_the_loss_of_a_device_ends_the_service_with_the_cache_on_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_loss_of_a_device_ends_the_service_with_the_cache_on_disk(tmp_path: Path) -> None:
     """The cache in RAM is written, whether the engine's thread is idle or in a call that never
     returns.
     """
-    monkeypatch.setattr("pyctl.engine.watchdog.STILL_SECONDS", 0.2)
     for is_idle, has_disk in ((True, False), (True, True), (False, False), (False, True)):
         backend = Remote("hybrid")
         tier = tier_on(tmp_path / str(is_idle)) if has_disk else None
@@ -296,7 +290,7 @@ def test_the_loss_of_a_device_ends_the_service_with_the_cache_on_disk(
         engine = Engine(
             backend, RamCache(8, None), EngineSettings(), tier, clock=ManualClock()
         )  # no time passes
-        worker = Worker(engine, INFO)
+        worker = Worker(engine, INFO, times=replace(LOOKS_OFTEN, still=0.2))
         check_serves(worker)
         if not is_idle:
             backend.held = True

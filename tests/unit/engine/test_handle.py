@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 
@@ -16,10 +15,7 @@ DONE = Done("eos", "", Timings(0, 1, 0.0, 0, 0.0, 0.0), RequestStats(1), 0)
 
 
 @pytest.mark.parametrize(("seconds", "pauses"), [(REST_SECONDS, True), (5 * REST_SECONDS, False)])
-def test_a_consumer_pauses_only_for_pieces_that_come_faster(
-    monkeypatch: pytest.MonkeyPatch, seconds: float, pauses: bool
-) -> None:
-    handle = RequestHandle(Request(Prompt.of([1])))
+def test_a_consumer_pauses_only_for_pieces_that_come_faster(seconds: float, pauses: bool) -> None:
     now = 1.0
     step = asyncio.sleep
     paused: list[float] = []
@@ -27,6 +23,8 @@ def test_a_consumer_pauses_only_for_pieces_that_come_faster(
     async def pause(length: float) -> None:
         paused.append(length)
         await step(0)
+
+    handle = RequestHandle(Request(Prompt.of([1])), lambda: now, pause)
 
     async def produce() -> None:
         nonlocal now
@@ -43,7 +41,5 @@ def test_a_consumer_pauses_only_for_pieces_that_come_faster(
             pass
         await producer
 
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    monkeypatch.setattr(asyncio, "sleep", pause)
     asyncio.run(consume())
     assert bool(paused) is pauses

@@ -17,7 +17,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from pyctl.cache import device_copies, device_tier
+from pyctl.cache.device_limits import DeviceLimits
 from pyctl.cache.snapshot import Block, BlockBytes, State
 from pyctl.disk.index import Index
 from pyctl.engine.engine import Engine
@@ -42,6 +42,8 @@ LONG = chat(*((seed, 300) for seed in range(10)))
 """Twice what RAM has room for."""
 
 
+LIMITS = DeviceLimits(piece_bytes=PIECE, unwritten_bytes=BEHIND)
+
 POOL = PoolPlan.of(2, 4096, 4, 1000)
 
 
@@ -50,14 +52,14 @@ def small(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> No
     """Run each test with rows in cells of a context, and with those of a pool."""
     monkeypatch.setattr(sys.modules[__name__], "POOL", request.param)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    monkeypatch.setattr(device_copies, "MAX_UNWRITTEN_BYTES", BEHIND)
-    monkeypatch.setattr(device_tier, "PIECE_BYTES", PIECE)
 
 
 def engine_of(
     directory: Path, policy: str = "full", kind: str = "hybrid", budget: int | None = None
 ) -> Engine:
-    return engine_on(directory, kind, policy, ram=RAM, n_cells=4096, budget=budget, pool=POOL)
+    return engine_on(
+        directory, kind, policy, ram=RAM, n_cells=4096, budget=budget, pool=POOL, limits=LIMITS
+    )
 
 
 def ask(engine: Engine, prompt: Prompt, max_tokens: int = 8, **options: Any) -> Reply:
@@ -103,7 +105,7 @@ class Space:
 
     def __init__(self, engine: Engine) -> None:
         self.now = self.peak = self.total = 0
-        tier_of(engine).reader._space = self.take
+        tier_of(engine).reader.space = self.take
 
     def take(self, n_bytes: int) -> Block:
         block = np.empty(n_bytes, np.uint8)
@@ -219,9 +221,7 @@ def test_the_next_turn_writes_only_what_is_new(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("room", [4 * RAM, PIECE])
-def test_requests_between_two_parts_copy_or_end_the_prewarm(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
-) -> None:
+def test_requests_between_two_parts_copy_or_end_the_prewarm(tmp_path: Path, room: int) -> None:
     engine = engine_of(tmp_path)
     ask(engine, LONG)
     for looks in range(1, 4):
@@ -229,11 +229,11 @@ def test_requests_between_two_parts_copy_or_end_the_prewarm(
         other = chat((50 + looks, 120))
         assert ask(engine, other).tokens == cold(FakeBackend(), other).tokens
     assert temps(tmp_path), "none of these took so many cells"
-    monkeypatch.setattr(device_copies, "MAX_UNWRITTEN_BYTES", room)
-    monkeypatch.setattr(device_copies, "UNWRITTEN_PART", RAM)
+    copies = engine.prefix_cache.device.copies
+    copies.limits = DeviceLimits(PIECE, unwritten_bytes=room, unwritten_part=RAM)
     large = chat(*((seed, 300) for seed in range(90, 102)))
     assert ask(engine, large).tokens == cold(FakeBackend(), large).tokens
-    monkeypatch.setattr(device_copies, "MAX_UNWRITTEN_BYTES", BEHIND)
+    copies.limits = DeviceLimits(PIECE, unwritten_bytes=BEHIND, unwritten_part=RAM)
     idle(engine)
     assert tier_of(engine).view().waiting == 0
     directory = tier_of(engine).directory
@@ -382,7 +382,7 @@ def test_a_large_restore_for_which_memory_ends_is_a_miss(tmp_path: Path) -> None
             raise MemoryError
         return np.empty(n_bytes, np.uint8)
 
-    tier_of(engine).reader._space = take
+    tier_of(engine).reader.space = take
     again = ask(engine, LONG)
     assert again.error is None
     assert (again.tokens, again.done.stats.n_cached) == (expected, 0)
@@ -402,7 +402,7 @@ def test_any_order_with_more_than_ram_has_room_for(tmp_path: Path, seed: int) ->
     from_disk = 0
     for _ in range(3):
         engine = engine_of(tmp_path, choice.choice(["full", "auto,spill"]), budget=budget)
-        tier_of(engine)._recovery.result(60)
+        tier_of(engine).recovery.result(60)
         for _ in range(6):
             talk = choice.choice(talks)
             if len(talk) > 9:

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from pyctl.cache import device_tier
+from pyctl.cache.device_limits import DeviceLimits
 from pyctl.cache.prefix_cache import PARK_MIN
 from pyctl.cache.ram import RamCache
 from pyctl.engine.admin import EngineAdmin
@@ -116,12 +116,12 @@ def test_a_conversation_that_is_left_has_gone_to_ram_before() -> None:
 
 @pytest.mark.parametrize("kind", ["hybrid", "attention"])
 def test_a_short_request_leaves_the_rest_of_a_long_conversation_where_it_is(
-    monkeypatch: pytest.MonkeyPatch, kind: Literal["hybrid", "attention"]
+    kind: Literal["hybrid", "attention"],
 ) -> None:
     """Though RAM has room for a half of it: only what is overwritten goes there, and comes back."""
-    monkeypatch.setattr(device_tier, "PIECE_BYTES", 3_000)
     backend = FakeBackend(kind, pool=POOL)
-    engine = Engine(backend, RamCache(64, 24_000), EngineSettings(exact=True))
+    settings = EngineSettings(exact=True, device=DeviceLimits(piece_bytes=3_000))
+    engine = Engine(backend, RamCache(64, 24_000), settings)
     messages = [(seed, 300) for seed in range(10)]
     ask(engine, chat(*messages))
     for turn in range(3):

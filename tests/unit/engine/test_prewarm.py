@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +12,17 @@ import pytest
 from pyctl.cache.disk_policy import DiskPolicy
 from pyctl.cache.ram import RamCache
 from pyctl.engine.engine import Engine
-from pyctl.engine.engine_settings import EngineSettings
+from pyctl.engine.engine_settings import EngineSettings, PrewarmDelays
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, Failed, Request
 from pyctl.engine.sampling import Sampling
-from pyctl.engine.schedule import prewarm
 from pyctl.engine.worker import Worker
 from pyctl.errors import UnavailableError
 from pyctl.prompt import Prompt, as_tokens
 from tests.fake import FakeBackend
 from tests.unit.cache.checks import check_invariants
-from tests.unit.engine.drive import ManualClock, ask, collect, engine_of, request, run_all, tier_on
+from tests.unit.engine import drive
+from tests.unit.engine.drive import ManualClock, ask, collect, request, run_all, tier_on
 from tests.unit.engine.drive import cold as run_cold
 from tests.unit.engine.test_disk import engine_on
 from tests.unit.server.fake import INFO
@@ -33,6 +34,10 @@ MESSAGE = 104
 """Lengths leave 32 to 63 tokens in the last batch of 64, so that every boundary ends a batch."""
 
 ENDLESS = Sampling(temperature=0.0, ignore_eos=True)
+
+AT_ONCE = PrewarmDelays(0.0, 0.0, 0)
+
+engine_of = partial(drive.engine_of, prewarm=AT_ONCE)
 
 
 def cold(backend: FakeBackend, prompt: Prompt, n: int) -> Any:
@@ -88,12 +93,6 @@ class Talk:
         )
         self.engine.submit(handle)
         return handle
-
-
-@pytest.fixture(autouse=True)
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("AT_ONCE_SECONDS", "QUIET_SECONDS", "QUIET_BATCHES"):
-        monkeypatch.setattr(prewarm, name, 0)
 
 
 @pytest.mark.parametrize("strips", [True, False])
@@ -283,12 +282,13 @@ def test_what_a_client_wants_to_be_ready_is_evaluated_with_all_it_takes() -> Non
 def test_prewarmed_prompt_survives_restart_unless_policy_is_off(tmp_path: Path) -> None:
     for policy in ("full", "off"):
         directory = tmp_path / policy
-        talk = Talk(engine_on(directory, "hybrid"))
+        settings = EngineSettings(exact=True, prewarm=AT_ONCE)
+        talk = Talk(engine_on(directory, "hybrid", settings=settings))
         asked, _ = talk.turn(1, disk_policy=DiskPolicy.parse(policy))
         talk.next_turn(asked)
         run_all(talk.engine)
         assert talk.engine.prefix_cache.close()
-        talk.engine = engine_on(directory, "hybrid")
+        talk.engine = engine_on(directory, "hybrid", settings=settings)
         _, reply = talk.turn(2)
         if policy == "off":
             assert reply.done.stats.n_cached == 0
@@ -303,7 +303,8 @@ def test_prewarmed_prompt_survives_restart_unless_policy_is_off(tmp_path: Path) 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_reply_survives_a_stop_though_nothing_was_made_ready(tmp_path: Path, kind: str) -> None:
     def engine() -> Engine:
-        return Engine(FakeBackend(kind), RamCache(32, None), EngineSettings(), tier_on(tmp_path))
+        settings = EngineSettings(prewarm=AT_ONCE)
+        return Engine(FakeBackend(kind), RamCache(32, None), settings, tier_on(tmp_path))
 
     talk = Talk(engine(), strips=False)
     talk.turn(1)
@@ -367,16 +368,18 @@ def test_a_failure_in_it_is_nobody_elses() -> None:
 # ----------------------------------------------------------------------------------
 
 
-def served(sleep_seconds: float = -1) -> tuple[Worker, Engine, ManualClock]:
-    engine = Engine(FakeBackend(), RamCache(64, None), EngineSettings(), clock=ManualClock())
+def served(
+    sleep_seconds: float = -1, delays: PrewarmDelays = AT_ONCE
+) -> tuple[Worker, Engine, ManualClock]:
+    settings = EngineSettings(prewarm=delays)
+    engine = Engine(FakeBackend(), RamCache(64, None), settings, clock=ManualClock())
     return Worker(engine, INFO, sleep_seconds), engine, engine.clock
 
 
-def test_it_is_quiet_when_nobody_asks_whoever_asked_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prewarm, "AT_ONCE_SECONDS", 0.05)
-    monkeypatch.setattr(prewarm, "QUIET_SECONDS", 1.0)
+def test_it_is_quiet_when_nobody_asks_whoever_asked_last() -> None:
     clock = ManualClock()
-    engine = Engine(FakeBackend(), RamCache(64, None), EngineSettings(), clock=clock)
+    settings = EngineSettings(prewarm=PrewarmDelays(0.05, 1.0, 0))
+    engine = Engine(FakeBackend(), RamCache(64, None), settings, clock=clock)
     kept = Talk(engine, strips=False)
     stripped = Talk(engine, head=260)
     kept.next_turn(kept.turn(1)[0])
@@ -408,9 +411,8 @@ def reply_to(worker: Worker, asked: Request) -> list[int]:
     ]
 
 
-def test_the_thread_begins_when_its_time_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prewarm, "QUIET_SECONDS", 50.0)
-    worker, engine, clock = served()
+def test_the_thread_begins_when_its_time_has_come() -> None:
+    worker, engine, clock = served(delays=PrewarmDelays(0.0, 50.0, 0))
     try:
         asked = request(Prompt.of(said(1, 244), [240]), 100, sampling=ENDLESS)
         tokens = reply_to(worker, asked)

@@ -1,26 +1,31 @@
 from __future__ import annotations
 
+import itertools
 import logging
 
 import pytest
 
 from pyctl.cache.costs import Costs
+from pyctl.cache.ram import RamCache
 from pyctl.engine import engine_stats as progress
+from pyctl.engine.engine import Engine
+from pyctl.engine.engine_settings import EngineSettings
+from pyctl.engine.engine_stats import LINE_SECONDS
 from pyctl.prompt import Prompt
 from tests.fake import FakeBackend
-from tests.unit.engine.drive import ask, engine_of
+from tests.unit.engine.drive import ask
 
 
-@pytest.mark.parametrize(("every", "at"), [(0.0, (64, 128, 192)), (3600.0, ())])
+@pytest.mark.parametrize(("passing", "at"), [(2 * LINE_SECONDS, (64, 128, 192)), (0.0, ())])
 def test_a_long_prefill_is_seen_and_a_short_one_is_not(
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-    every: float,
-    at: tuple[int, ...],
+    caplog: pytest.LogCaptureFixture, passing: float, at: tuple[int, ...]
 ) -> None:
-    monkeypatch.setattr(progress, "LINE_SECONDS", every)
+    """The clock advances by ``passing`` seconds at each look."""
+    clock = itertools.count(0.0, passing).__next__
+    backend = FakeBackend(n_ubatch=64)
+    engine = Engine(backend, RamCache(32, None), EngineSettings(), clock=clock)
     with caplog.at_level(logging.INFO, logger=progress.__name__):
-        ask(engine_of(FakeBackend(n_ubatch=64)), Prompt.of([1 + i % 60 for i in range(200)]))
+        ask(engine, Prompt.of([1 + i % 60 for i in range(200)]))
     lines = [record.getMessage() for record in caplog.records if record.name == progress.__name__]
     assert [line.split()[:6] for line in lines] == [
         ["prefill", str(n), "of", "200", "tokens", "evaluated"] for n in at

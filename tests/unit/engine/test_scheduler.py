@@ -26,7 +26,7 @@ from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Failed
 from pyctl.engine.sampling import Sampling
-from pyctl.engine.worker import Worker
+from pyctl.engine.worker import Worker, WorkerTimes
 from pyctl.errors import OutOfCellsError, RequestError, StateError
 from pyctl.prompt import Prompt
 from tests.fake import FakeBackend
@@ -297,14 +297,12 @@ def test_a_share_for_each_lets_all_run_side_by_side() -> None:
         )
 
 
-def test_saving_a_sequence_after_its_request_was_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saving_a_sequence_after_its_request_was_moved() -> None:
     """The number counts when it is done, not the object that had the number when it was asked."""
-    monkeypatch.setattr(
-        "pyctl.engine.idle.IDLE_SECONDS", 3600.0
-    )  # nothing changes behind the last step
     backend = FakeBackend(n_ctx=1024, n_seqs=2)
     engine = engine_of(backend)
-    worker = Worker(engine, INFO)
+    # Nothing changes behind the last step.
+    worker = Worker(engine, INFO, times=WorkerTimes(copy=3600.0))
     try:
         admin = EngineAdmin(worker, engine)
         asked = threading.Event()

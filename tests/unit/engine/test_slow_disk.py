@@ -18,9 +18,19 @@ from pyctl.disk.disk import Disk
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
+from pyctl.engine.schedule.turns import TURN_SECONDS
 from tests.fake import FakeBackend
 from tests.unit.cache.checks import check_invariants
-from tests.unit.engine.drive import Reply, ask, cold, collect, request, tier_on
+from tests.unit.engine.drive import (
+    SLOW_SECONDS,
+    ManualClock,
+    Reply,
+    ask,
+    cold,
+    collect,
+    request,
+    tier_on,
+)
 from tests.unit.engine.test_engine import KINDS, chat
 from tests.waiting import until
 
@@ -64,24 +74,37 @@ def drive(monkeypatch: pytest.MonkeyPatch) -> Iterator[HangingDrive]:
     drive.gate.set()
 
 
-def quick_clock() -> float:
-    """Return a clock on which turns are short."""
-    return 100 * time.monotonic()
+class StepClock:
+    """A clock on which a turn takes some dozens of steps, however long these take."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+
+    def __call__(self) -> float:
+        self._seconds += TURN_SECONDS / 64
+        return self._seconds
 
 
-def engine_on(directory: Path, kind: str = "hybrid") -> Engine:
+def engine_on(
+    directory: Path, kind: str = "hybrid", clock: Callable[[], float] = time.monotonic
+) -> Engine:
     backend = FakeBackend(kind, n_seqs=2)
     settings = EngineSettings(exact=True)
-    return Engine(backend, RamCache(16, None), settings, tier_on(directory), clock=quick_clock)
+    tier = tier_on(directory, clock=clock)
+    return Engine(backend, RamCache(16, None), settings, tier, clock=StepClock())
 
 
-def stored(directory: Path, kind: str = "hybrid") -> Engine:
-    """Return an engine after a restart, whose cache directory has STORED."""
+def stored(
+    directory: Path, kind: str = "hybrid", clock: Callable[[], float] = time.monotonic
+) -> Engine:
+    """Return an engine after a restart, whose cache directory has STORED; ``clock`` times its
+    reads.
+    """
     engine = engine_on(directory, kind)
     ask(engine, STORED)
     assert engine.prefix_cache.disk.flush(60)
     engine.prefix_cache.close()
-    return engine_on(directory, kind)
+    return engine_on(directory, kind, clock)
 
 
 def within(seconds: float, work: Callable[[], Any]) -> Any:
@@ -130,16 +153,23 @@ def test_others_are_served_while_one_waits_for_the_disk(
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("call", ["pread", "preadv"])
 def test_stalled_read_is_a_miss_and_pauses_the_disk(
-    tmp_path: Path, drive: HangingDrive, monkeypatch: pytest.MonkeyPatch, kind: str, call: str
+    tmp_path: Path, drive: HangingDrive, kind: str, call: str
 ) -> None:
-    engine = stored(tmp_path, kind)
+    clock = ManualClock()
+    engine = stored(tmp_path, kind, clock)
     tier = engine.prefix_cache.disk
     expected = cold(FakeBackend(kind), STORED).tokens
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pyctl.disk.readers.STALL_SECONDS", 0.2)
-        drive.hang(call)
-        reply = within(60, lambda: ask(engine, STORED))
-        assert (reply.tokens, reply.done.stats.source) == (expected, "none")
+    drive.hang(call)
+
+    def advance() -> None:
+        assert drive.waiting.wait(60)
+        clock.advance(SLOW_SECONDS + 1)
+
+    later = threading.Thread(target=advance)
+    later.start()
+    reply = within(60, lambda: ask(engine, STORED))
+    later.join()
+    assert (reply.tokens, reply.done.stats.source) == (expected, "none")
     assert tier.reader.is_stalled
     engine.prefix_cache.cache.clear()
     within(60, lambda: ask(engine, OTHER))

@@ -14,7 +14,7 @@ import pytest
 from pyctl.cache.disk_policy import DiskPolicy
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import PromptMatch
-from pyctl.disk.remote_store import PATIENCE_SECONDS, Fetch, RemoteStore
+from pyctl.disk.remote_store import PATIENCE_SECONDS, RemoteStore
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
@@ -42,17 +42,14 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def second(
-    client: Faulty, clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Engine]:
+def second(client: Faulty, clock: ManualClock, tmp_path: Path) -> Iterator[Engine]:
     """Yield an engine that has found what another one left in the store, and evaluates a token in a
     second.
     """
-    monkeypatch.setattr(Fetch, "clock", clock)
     opened: list[Engine] = []
 
     def get(name: str) -> Engine:
-        remote = partial(RemoteStore, client, "memory://")
+        remote = partial(RemoteStore, client, "memory://", clock=clock)
         tier = tier_on(tmp_path / name, remote=remote)
         opened.append(
             Engine(FakeBackend(n_seqs=2), RamCache(16, None), EngineSettings(exact=True), tier)
@@ -166,7 +163,7 @@ def test_a_cancelled_request_does_not_wait(second: Engine, client: Faulty) -> No
 
 
 CHANGES: dict[str, tuple[Callable[[Engine], object], dict[str, Any]]] = {
-    "slow": (lambda engine: engine.prefix_cache.disk.remote._costs.note_read(2**40, 2.0**50), {}),
+    "slow": (lambda engine: engine.prefix_cache.disk.remote.costs.note_read(2**40, 2.0**50), {}),
     "quick": (lambda engine: measured(engine, 1e-9), {}),
     "uncached": (lambda engine: None, {"cache_prompt": False}),
     "off": (lambda engine: None, {"disk_policy": DiskPolicy.parse("off")}),

@@ -13,11 +13,12 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from pyctl.cache import device_copies, device_tier
 from pyctl.cache.costs import Costs
+from pyctl.cache.device_limits import DeviceLimits
 from pyctl.cache.disk_policy import DiskPolicy
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import Block, HeldRows
+from pyctl.disk.write_queue import RETRY_SECONDS
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
@@ -51,12 +52,17 @@ def engine_on(
     costs: Costs | None = None,
     n_cells: int = 0,
     pool: PoolPlan | None = None,
+    limits: DeviceLimits = DeviceLimits(),
+    retry_seconds: float = RETRY_SECONDS,
 ) -> Engine:
     """Rows are held on the device if it has ``n_cells``, or in a ``pool``."""
     chosen = DiskPolicy.of_server(policy)
-    tier = tier_on(directory, policy=chosen, budget=budget, daily_bytes=daily)
+    tier = tier_on(
+        directory, policy=chosen, budget=budget, daily_bytes=daily, retry_seconds=retry_seconds
+    )
     backend = FakeBackend(kind, n_ctx=n_cells or 4096, can_hold=n_cells > 0, pool=pool)
-    return Engine(backend, RamCache(64, ram, costs or Steady()), EngineSettings(exact=True), tier)
+    settings = EngineSettings(exact=True, device=limits)
+    return Engine(backend, RamCache(64, ram, costs or Steady()), settings, tier)
 
 
 @pytest.fixture(autouse=True)
@@ -200,13 +206,12 @@ class RefusingDrive:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(2))
 def test_any_order_on_any_disk_gives_right_replies_within_all_budgets(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, seed: int
+    tmp_path: Path, kind: str, seed: int
 ) -> None:
     choice = random.Random(f"{kind}{seed}")
     budget = choice.choice([20_000, 60_000])
     daily = choice.choice([None, 100_000])
     drive = RefusingDrive(random.Random(seed))  # of its own: another thread asks it
-    monkeypatch.setattr("pyctl.disk.write_queue.RETRY_SECONDS", 0.02)
     expected: dict[bytes, list[int]] = {}
     conversations = [[(number % 3, 300)] for number in range(5)]
     written = 0
@@ -215,11 +220,18 @@ def test_any_order_on_any_disk_gives_right_replies_within_all_budgets(
         ram = choice.choice([15_000, 40_000])
         n_cells = choice.choice([0, 1600, 4096])
         engine = engine_on(
-            tmp_path, kind, policy, ram=ram, budget=budget, daily=daily, n_cells=n_cells
+            tmp_path,
+            kind,
+            policy,
+            ram=ram,
+            budget=budget,
+            daily=daily,
+            n_cells=n_cells,
+            retry_seconds=0.02,
         )
         tier = tier_of(engine)
         watch(engine, drive.refuse)
-        tier._recovery.result(60)
+        tier.recovery.result(60)
         for _ in range(8):
             drive.share = choice.choice([0.0, 0.0, 0.5, 1.0])
             talk = choice.choice(conversations)
@@ -280,12 +292,10 @@ def test_rows_that_only_the_device_has_are_fetched_before_they_go(
     engine.prefix_cache.close()
 
 
-def test_no_step_copies_more_than_a_segment_for_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_step_copies_more_than_a_segment_for_the_disk(tmp_path: Path) -> None:
     """Once its prompt is evaluated, also where there is room beside the cache for all."""
-    monkeypatch.setattr(device_tier, "PIECE_BYTES", 3_000)
-    engine = engine_on(tmp_path, policy="full", ram=24_000, n_cells=8192)
+    limits = DeviceLimits(piece_bytes=3_000)
+    engine = engine_on(tmp_path, policy="full", ram=24_000, n_cells=8192, limits=limits)
     fetched: list[int] = []
     fetch = engine.backend.fetch
     handle = RequestHandle(request(chat(*((seed, 300) for seed in range(10))), 40))
@@ -298,7 +308,7 @@ def test_no_step_copies_more_than_a_segment_for_the_disk(
     engine.submit(handle)
     while not engine.running or engine.running[0].pending is None:
         engine.step()
-    monkeypatch.setattr(engine.backend, "fetch", count)
+    engine.backend.fetch = count
     for _ in range(30):
         assert tier_of(engine).flush(60)
         before = len(fetched)
@@ -319,12 +329,9 @@ def test_evicted_snapshots_are_written_while_reply_has_no_step(tmp_path: Path) -
     engine.prefix_cache.close()
 
 
-def test_what_the_disk_was_not_given_yet_is_copied_when_the_model_leaves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(device_copies, "MAX_UNWRITTEN_BYTES", 100_000)
-    monkeypatch.setattr(device_tier, "PIECE_BYTES", 3_000)
-    engine = engine_on(tmp_path, policy="full", ram=24_000, n_cells=8192)
+def test_what_the_disk_was_not_given_yet_is_copied_when_the_model_leaves(tmp_path: Path) -> None:
+    limits = DeviceLimits(piece_bytes=3_000, unwritten_bytes=100_000)
+    engine = engine_on(tmp_path, policy="full", ram=24_000, n_cells=8192, limits=limits)
     with standing(tier_of(engine)):
         assert ask(engine, chat(*((seed, 300) for seed in range(10)))).error is None
         assert not tier_of(engine).view().written.n

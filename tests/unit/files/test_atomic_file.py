@@ -18,6 +18,7 @@ from unittest.mock import Mock
 import pytest
 
 from pyctl.files.atomic_file import (
+    FileCalls,
     is_abandoned,
     make_private,
     open_private,
@@ -29,15 +30,15 @@ from pyctl.files.atomic_file import (
 )
 
 
-def test_a_failure_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_atomic(path, b"old")
 
-    for call in ("fsync", "replace"):
-        with monkeypatch.context() as patch:
-            patch.setattr(os, call, Mock(side_effect=OSError(28, "No space left on device")))
-            with pytest.raises(OSError, match="No space"):
-                write_atomic(path, b"new")
+    full = Mock(side_effect=OSError(28, "No space left on device"))
+    for calls in (FileCalls(fsync=full), FileCalls(replace=full)):
+        with pytest.raises(OSError, match="No space"):
+            write_atomic(path, b"new", calls=calls)
+    assert full.call_count == 2
     with pytest.raises(TypeError):
         write_atomic(path, "text")  # type: ignore[arg-type]
     assert path.read_bytes() == b"old"
@@ -47,14 +48,17 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.Mon
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_what_is_written_is_synced_before_it_has_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_written_is_synced_before_it_has_its_name(tmp_path: Path) -> None:
     order: list[str] = []
-    monkeypatch.setattr(os, "fsync", lambda descriptor: order.append("sync"))
-    real = os.replace
-    monkeypatch.setattr(os, "replace", lambda *names: (order.append("rename"), real(*names)))
-    write_atomic(tmp_path / "file", b"x")
+
+    def fsync(descriptor: int) -> None:
+        order.append("sync")
+
+    def rename(source: Path, target: Path) -> None:
+        order.append("rename")
+        os.replace(source, target)
+
+    write_atomic(tmp_path / "file", b"x", calls=FileCalls(fsync=fsync, replace=rename))
     assert order == ["sync", "rename"]
 
 
@@ -166,30 +170,22 @@ def test_others_files_are_not_abandoned(tmp_path: Path) -> None:
     assert [path for path in tmp_path.iterdir() if is_abandoned(path)] == [left]
 
 
-def test_without_locks_nothing_is_abandoned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        fcntl, "flock", Mock(side_effect=OSError(errno.ENOLCK, "No locks available"))
-    )
-    write_atomic(tmp_path / "file", b"x")
+def test_without_locks_nothing_is_abandoned(tmp_path: Path) -> None:
+    calls = FileCalls(flock=Mock(side_effect=OSError(errno.ENOLCK, "No locks available")))
+    write_atomic(tmp_path / "file", b"x", calls=calls)
     (left := tmp_path / temp_name()).touch()
-    assert not is_abandoned(left)
+    assert not is_abandoned(left, calls=calls)
 
 
-def test_file_judged_abandoned_before_its_lock_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_judged_abandoned_before_its_lock_is_made_again(tmp_path: Path) -> None:
     taken: list[Path] = []
-    real = fcntl.flock
 
     def slow(descriptor: int, operation: int) -> None:
         if not taken:
             taken.extend(tmp_path.iterdir())
             taken[0].unlink()
-        real(descriptor, operation)
+        fcntl.flock(descriptor, operation)
 
-    monkeypatch.setattr(fcntl, "flock", slow)
-    write_atomic(tmp_path / "file", b"x")
+    write_atomic(tmp_path / "file", b"x", calls=FileCalls(flock=slow))
     assert (tmp_path / "file").read_bytes() == b"x"
     assert os.listdir(tmp_path) == ["file"]

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from pyctl.errors import RequestError
-from pyctl.files import pdf_file
 from pyctl.files.pdf_file import pdf_text
 from pyctl.terminal.conversation import read_text
 
@@ -73,10 +72,8 @@ def test_what_cannot_be_read_is_said(data: bytes, words: str) -> None:
         pdf_text(data)
 
 
-def test_time_and_size_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pdf_file, "_SECONDS", 0.0)
+def test_time_and_size_are_bounded() -> None:
     with pytest.raises(RequestError, match="more than 0 seconds"):
-        pdf_text(pdf(says("x")))
-    monkeypatch.setattr(pdf_file, "MAX_PDF_BYTES", 9)
+        pdf_text(pdf(says("x")), seconds=0.0)
     with pytest.raises(RequestError, match="may have 9 bytes"):
-        pdf_text(pdf(says("x")))
+        pdf_text(pdf(says("x")), max_bytes=9)

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from pyctl.llama.library.devices import Device
-from pyctl.llama.settings import resolved as module
 from pyctl.llama.settings.draft_settings import DraftSettings
 from pyctl.llama.settings.memory_plan import MIB, MemoryPlan, Place, Usage
 from pyctl.llama.settings.model_settings import ModelSettings
@@ -21,13 +20,11 @@ MTP = DraftSettings(draft_types=("draft-mtp",))
 
 
 @pytest.fixture
-def on(monkeypatch: pytest.MonkeyPatch) -> Any:
+def on() -> Any:
     """on(GPU, n_ubatch=64) -> settings resolved on a machine with these devices and 16 cores."""
 
     def resolve(*devices: Device, drafts: DraftSettings = MTP, **fields: Any) -> Resolved:
-        monkeypatch.setattr(module, "devices", lambda: devices)
-        monkeypatch.setattr(module, "physical_cores", lambda: 16)
-        return Resolved.of(ModelSettings(path="m.gguf", **fields), drafts)
+        return Resolved.of(ModelSettings(path="m.gguf", **fields), drafts, devices, n_cores=16)
 
     return resolve
 

@@ -12,8 +12,15 @@ from hypothesis import strategies as st
 
 from pyctl.errors import ContextSizeError, RequestError
 from pyctl.files.image_file import ImageFile
+from pyctl.prompt import ImageSpan
 from pyctl.requests.body import ChatBody
-from pyctl.requests.image_sources import ImagePart, ImageSources, data_images, load_images
+from pyctl.requests.image_sources import (
+    ImageLimits,
+    ImagePart,
+    ImageSources,
+    data_images,
+    load_images,
+)
 from pyctl.requests.prepare import prepare
 from pyctl.requests.request_pool import FilesMissing
 from pyctl.server.server_settings import ServerSettings
@@ -50,18 +57,31 @@ def asked(*parts: Any) -> list[dict[str, Any]]:
     ]
 
 
-def sources(bench: Bench, fetched: dict[str, bytes] | None = None) -> ImageSources | None:
+def sources(
+    bench: Bench,
+    fetched: dict[str, bytes] | None = None,
+    limits: ImageLimits = ImageLimits(),
+) -> ImageSources | None:
     service = bench.service
     if service.chat.images is None:
         return None
-    media_path = service.shared.media_path
     return ImageSources(
-        service.chat.images, fetched or {}, n_ctx=service.info.n_ctx, media_path=media_path
+        service.chat.images,
+        fetched or {},
+        n_ctx=service.info.n_ctx,
+        media_path=service.shared.media_path,
+        limits=limits,
     )
 
 
-def loaded(bench: Bench, *parts: Any, fetched: dict[str, bytes] | None = None) -> list[Any]:
-    found: list[Any] = load_images(asked(*parts), sources(bench, fetched))[1]["content"][1:]
+def loaded(
+    bench: Bench,
+    *parts: Any,
+    fetched: dict[str, bytes] | None = None,
+    limits: ImageLimits = ImageLimits(),
+) -> list[Any]:
+    messages = load_images(asked(*parts), sources(bench, fetched, limits))
+    found: list[Any] = messages[1]["content"][1:]
     return found
 
 
@@ -87,9 +107,9 @@ def test_an_image_comes_from_the_request_or_from_the_folder(bench: Bench, url: s
     assert image.data == PNG
 
 
-def test_long_base64_is_read_in_steps(monkeypatch: pytest.MonkeyPatch, bench: Bench) -> None:
-    monkeypatch.setattr("pyctl.requests.image_sources._STEP_CHARS", 8)
-    assert loaded(bench, part(BASE64))[0].data == PNG
+def test_long_base64_is_read_in_steps(bench: Bench) -> None:
+    limits = ImageLimits(step_chars=8)
+    assert loaded(bench, part(BASE64), limits=limits)[0].data == PNG
 
 
 @pytest.mark.parametrize(
@@ -175,39 +195,42 @@ def test_addresses_are_asked_for_once_and_all_at_once(bench: Bench) -> None:
         loaded(bench, part(one), fetched={one: b"<html>"})
 
 
-def test_numbers_and_sizes_are_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_and_sizes_are_bounded(bench: Bench) -> None:
     with pytest.raises(RequestError, match="at most 512 images"):
         loaded(bench, *[part(BASE64)] * 513)
     with pytest.raises(RequestError, match="at most 16 addresses"):
         loaded(bench, *(part(f"http://host/{i}") for i in range(17)))
-    monkeypatch.setattr("pyctl.requests.image_sources._MAX_BYTES", len(PNG) - 9)
+    limits = ImageLimits(max_bytes=len(PNG) - 9)
     for url in (URL, "file://good.png"):
         with pytest.raises(RequestError, match="more than"):
-            loaded(bench, part(url))
+            loaded(bench, part(url), limits=limits)
 
 
-def test_no_image_is_decoded_where_not_all_can_be_seen(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_image_is_decoded_where_not_all_can_be_seen() -> None:
     """And one that cannot be is named."""
     decoded: list[int] = []
 
-    def picture(_: GridReader, image: ImageFile) -> None:
-        decoded.append(image.width)
-        if image.width == 33:
-            raise RequestError("the PNG image is broken")
+    class PixelReader(GridReader):
+        """Takes a token for each pixel, and cannot decode an image of 33 columns."""
 
-    monkeypatch.setattr(GridReader, "n_tokens", lambda _, image: image.width * image.height)
-    monkeypatch.setattr(GridReader, "picture", picture)
+        def n_tokens(self, image: ImageFile) -> int:
+            return image.width * image.height
+
+        def picture(self, image: ImageFile) -> ImageSpan:
+            decoded.append(image.width)
+            if image.width == 33:
+                raise RequestError("the PNG image is broken")
+            return super().picture(image)
+
+    bench = Bench(play("x"), images=PixelReader())
     sizes = ((30, 30), (33, 10), (31, 31))
     good, bad, large = (part(base64.b64encode(image_bytes(*size)).decode()) for size in sizes)
     with pytest.raises(ContextSizeError):
         loaded(bench, good, large, large, large, large)
     with pytest.raises(FilesMissing):
         loaded(bench, good, part("http://a/"))
-    monkeypatch.setattr("pyctl.requests.image_sources._MAX_PIXELS", 1500)
     with pytest.raises(RequestError, match="1500 pixels together"):
-        loaded(bench, good, large)
+        loaded(bench, good, large, limits=ImageLimits(max_pixels=1500))
     assert not decoded
     with pytest.raises(
         RequestError, match=r"^messages\[1\]\.content\[2\]: the PNG image is broken"

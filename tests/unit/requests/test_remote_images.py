@@ -7,12 +7,13 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from pyctl.errors import RequestError
-from pyctl.requests.image_sources import fetch_image, is_public
+from pyctl.requests.image_sources import FetchRules, fetch_image, is_public
 from tests.pictures import image_bytes
 from tests.web_server import Handler, web_server
 
@@ -38,6 +39,7 @@ class Site:
 
         self.url = ""
         self.handler = Answering
+        self.rules = FetchRules(lambda address: str(address) == "127.0.0.1", max_seconds=60.0)
 
 
 def answer(body: bytes = PNG, status: int = 200, **headers: str) -> Answer:
@@ -45,11 +47,7 @@ def answer(body: bytes = PNG, status: int = 200, **headers: str) -> Answer:
 
 
 @pytest.fixture
-def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    monkeypatch.setattr(
-        "pyctl.requests.image_sources.is_public", lambda address: str(address) == "127.0.0.1"
-    )
-    monkeypatch.setattr("pyctl.requests.image_sources._MAX_SECONDS", 60.0)
+def site() -> Iterator[Site]:
     site = Site()
     with web_server(site.handler) as site.url:
         yield site
@@ -102,14 +100,14 @@ def test_public_addresses(address: str) -> None:
 
 def test_an_image_is_fetched(site: Site) -> None:
     site.answers["/a.png?x=1"] = answer()
-    assert fetch_image(f"{site.url}/a.png?x=1") == PNG
+    assert fetch_image(f"{site.url}/a.png?x=1", site.rules) == PNG
     ((path, headers),) = site.seen
     assert path == "/a.png?x=1"
     assert headers["Host"] == site.url.removeprefix("http://")
     assert not {"Cookie", "Authorization", "Referer"} & headers.keys()
 
 
-def test_nobody_reaches_this_machine_or_its_network(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_reaches_this_machine_or_its_network() -> None:
     site = Site()
     with web_server(site.handler) as url:
         port = url.rpartition(":")[2]
@@ -120,21 +118,19 @@ def test_nobody_reaches_this_machine_or_its_network(monkeypatch: pytest.MonkeyPa
         assert not site.seen
 
 
-def test_a_name_for_two_networks_is_refused(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_for_two_networks_is_refused(site: Site) -> None:
     def found(*_: Any, **__: Any) -> list[Any]:
         return [
             (socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 80))
             for address in ("127.0.0.1", "10.0.0.1")
         ]
 
-    monkeypatch.setattr(socket, "getaddrinfo", found)
+    rules = replace(site.rules, resolve=found)
     with pytest.raises(RequestError, match="not in the public network"):
-        fetch_image("http://two.example/a.png")
+        fetch_image("http://two.example/a.png", rules)
 
 
-def test_the_address_that_was_looked_at_is_the_one_that_is_asked(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_address_that_was_looked_at_is_the_one_that_is_asked(site: Site) -> None:
     """A name that stands for another address a moment later (DNS rebinding) leads nowhere else."""
     looked: list[str] = []
     before = socket.getaddrinfo
@@ -147,10 +143,10 @@ def test_the_address_that_was_looked_at_is_the_one_that_is_asked(
             )
         return before(host, port, *args, **kwargs)
 
-    monkeypatch.setattr(socket, "getaddrinfo", resolve)
     site.answers["/"] = answer()
     port = site.url.rpartition(":")[2]
-    assert fetch_image(f"http://name.example:{port}/") == PNG
+    rules = replace(site.rules, resolve=resolve)
+    assert fetch_image(f"http://name.example:{port}/", rules) == PNG
     assert looked.count("name.example") == 1
     assert site.seen[0][1]["Host"] == f"name.example:{port}"
 
@@ -159,9 +155,9 @@ def test_redirects_are_followed_a_few_times_and_looked_at_each_time(site: Site) 
     for index, status in enumerate((301, 302, 307, 303)):
         site.answers[f"/{index}"] = answer(b"", status, Location=f"/{index + 1}")
     site.answers["/4"] = answer()
-    assert fetch_image(f"{site.url}/1") == PNG
+    assert fetch_image(f"{site.url}/1", site.rules) == PNG
     with pytest.raises(RequestError, match="redirects"):
-        fetch_image(f"{site.url}/0")
+        fetch_image(f"{site.url}/0", site.rules)
     for there, said in (
         ("http://10.0.0.1/x", "public network"),
         ("http://127.0.0.2/x", "public network"),
@@ -171,7 +167,7 @@ def test_redirects_are_followed_a_few_times_and_looked_at_each_time(site: Site) 
     ):
         site.answers["/away"] = answer(b"", 302, Location=there)
         with pytest.raises(RequestError, match=said):
-            fetch_image(f"{site.url}/away")
+            fetch_image(f"{site.url}/away", site.rules)
 
 
 @pytest.mark.parametrize(
@@ -197,19 +193,19 @@ def test_what_is_no_plain_address(url: str) -> None:
         fetch_image(url)
 
 
-def test_answers_that_are_no_image(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_that_are_no_image(site: Site) -> None:
     site.answers["/none"] = answer(b"no", 404)
     site.answers["/packed"] = answer(Content_Encoding="gzip")
     with pytest.raises(RequestError, match="status 404"):
-        fetch_image(f"{site.url}/none")
+        fetch_image(f"{site.url}/none", site.rules)
     with pytest.raises(RequestError, match="without content encoding"):
-        fetch_image(f"{site.url}/packed")
-    monkeypatch.setattr("pyctl.requests.image_sources._MAX_FETCHED_BYTES", 1000)
+        fetch_image(f"{site.url}/packed", site.rules)
+    site.rules = replace(site.rules, max_bytes=1000)
     site.answers["/large"] = answer(bytes(2000))
     site.answers["/fits"] = answer(bytes(1000))
     with pytest.raises(RequestError, match="more than 1000 bytes"):
-        fetch_image(f"{site.url}/large")
-    assert len(fetch_image(f"{site.url}/fits")) == 1000
+        fetch_image(f"{site.url}/large", site.rules)
+    assert len(fetch_image(f"{site.url}/fits", site.rules)) == 1000
 
     def endless(handler: Handler) -> None:
         handler.wfile.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")
@@ -219,7 +215,7 @@ def test_answers_that_are_no_image(site: Site, monkeypatch: pytest.MonkeyPatch) 
 
     site.answers["/"] = endless
     with pytest.raises(RequestError, match="more than 1000 bytes"):
-        fetch_image(f"{site.url}/")
+        fetch_image(f"{site.url}/", site.rules)
 
 
 @pytest.mark.parametrize(
@@ -231,11 +227,9 @@ def test_answers_that_are_no_image(site: Site, monkeypatch: pytest.MonkeyPatch) 
         (b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nx", b"x"),
     ],
 )
-def test_a_server_that_takes_its_time(
-    site: Site, monkeypatch: pytest.MonkeyPatch, begins: bytes, goes_on: bytes
-) -> None:
+def test_a_server_that_takes_its_time(site: Site, begins: bytes, goes_on: bytes) -> None:
     """Nothing but the whole counts, however little comes at a time."""
-    monkeypatch.setattr("pyctl.requests.image_sources._MAX_SECONDS", 0.3)
+    site.rules = replace(site.rules, max_seconds=0.3)
     done = threading.Event()
 
     def slow(handler: Handler) -> None:
@@ -246,21 +240,21 @@ def test_a_server_that_takes_its_time(
 
     site.answers["/"] = slow
     with pytest.raises(RequestError, match="within"):
-        fetch_image(f"{site.url}/")
+        fetch_image(f"{site.url}/", site.rules)
     done.set()
 
 
-def test_nobody_at_home(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyctl.requests.image_sources.is_public", lambda _: True)
+def test_nobody_at_home() -> None:
     with (
         socket.socket() as taken
     ):  # bound but not listening, so that no other process takes the port
         taken.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{taken.getsockname()[1]}/"
         with pytest.raises(RequestError, match="cannot fetch the image"):
-            fetch_image(f"http://127.0.0.1:{taken.getsockname()[1]}/")
+            fetch_image(address, FetchRules(lambda _: True))
 
 
 def test_lines_that_are_no_http(site: Site) -> None:
     site.answers["/"] = lambda handler: handler.wfile.write(b"220 mail.example ESMTP\r\n") and None
     with pytest.raises(RequestError, match="cannot fetch the image"):
-        fetch_image(f"{site.url}/")
+        fetch_image(f"{site.url}/", site.rules)

@@ -191,11 +191,8 @@ def test_a_full_pool_is_503_with_a_time_to_try_again() -> None:
         assert (response.status_code, response.headers.get("retry-after")) == (503, "5"), path
 
 
-def test_post_reply_queue_runs_in_order_and_ends_first(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pyctl.requests.request_pool._CLOSE_SECONDS", 60.0)
-    queue = PostReplyQueue(RequestPool())
+def test_post_reply_queue_runs_in_order_and_ends_first(caplog: pytest.LogCaptureFixture) -> None:
+    queue = PostReplyQueue(RequestPool(), close_seconds=60.0)
     done = list[int]()
     begun = threading.Event()
     go_on = threading.Event()
@@ -222,7 +219,7 @@ def test_post_reply_queue_runs_in_order_and_ends_first(
     assert begun.wait(60)
 
     def let_it_go_on() -> None:
-        while not queue._is_closed:  # else what waits behind it would still begin
+        while not queue.is_closed:  # else what waits behind it would still begin
             time.sleep(0.001)
         go_on.set()
 
@@ -232,10 +229,9 @@ def test_post_reply_queue_runs_in_order_and_ends_first(
     assert done[17:] == [0], "what ran has ended, and nothing else begins"
 
 
-def test_threads_end_when_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyctl.requests.request_pool._IDLE_SECONDS", 0.05)
+def test_threads_end_when_there_is_nothing_to_do() -> None:
     rests: list[int] = []
-    pool = RequestPool(lambda: rests.append(pool._n_alive))
+    pool = RequestPool(lambda: rests.append(pool.n_alive), idle_seconds=0.05)
     lane = Lane(pool, 3)
 
     async def three_at_once() -> None:
@@ -255,14 +251,14 @@ async def test_one_kind_of_work_leaves_the_others_their_threads() -> None:
     end = threading.Event()
     full = Lane(threads, 2)
     stuck = [asyncio.ensure_future(full.run(request(), end.wait, 50)) for _ in range(6)]
-    while full._n_running < 2:
+    while full.n_running < 2:
         await asyncio.sleep(0.01)
     together = threading.Barrier(3)
     await asyncio.gather(*(Lane(threads, 1).run(request(), together.wait, 50) for _ in range(3)))
     done = threading.Event()
     PostReplyQueue(threads).add(done.set)
     assert done.wait(50)
-    assert threads._n_alive <= 6
+    assert threads.n_alive <= 6
     end.set()
     assert await asyncio.gather(*stuck) == [True] * 6
 

@@ -30,8 +30,10 @@ from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, Event, Failed, Piece, Progress, Request, StopType, Timings
-from pyctl.engine.worker import Worker
+from pyctl.engine.worker import Worker, WorkerTimes
+from pyctl.processes.process_memory import give_back
 from pyctl.requests.reply_settings import ReplySettings
+from pyctl.requests.request_pool import RequestPool
 from pyctl.server.app import create_app
 from pyctl.server.app_state import AppState, HttpService
 from pyctl.server.models import Models
@@ -135,7 +137,8 @@ class RecordingWorker(Worker):
     def __init__(self, engine: Any, info: EngineInfo) -> None:
         self.handles: list[RequestHandle] = []
         self._begun: set[RequestHandle] | None = getattr(engine, "begun", None)
-        super().__init__(engine, info)
+        # However long a test takes, nothing moves from the device for want of work.
+        super().__init__(engine, info, times=WorkerTimes(copy=3600.0))
         _WORKERS.append(self)
 
     @property
@@ -260,6 +263,7 @@ class Bench:
         n_slots: int = 4,
         disk: Disk | None = None,
         images: ImageReader | None = None,
+        pool: RequestPool | None = None,
         **info: Any,
     ) -> None:
         self.tokenizer: Any = tokenizer or chatml_tokenizer()
@@ -269,7 +273,8 @@ class Bench:
         backend = FakeBackend(n_ctx=N_CTX, n_seqs=n_seqs, n_vocab=known.n_vocab)
         cache = RamCache(n_slots, None)
         played = script is not None
-        shared = AppState(settings or ServerSettings())
+        pool = pool or RequestPool(give_back)
+        shared = AppState(settings or ServerSettings(), pool=pool)
         self.engine: Any = (
             ScriptedEngine(script, backend, cache)
             if played

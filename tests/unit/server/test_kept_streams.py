@@ -11,7 +11,6 @@ import httpx
 import pytest
 
 from pyctl.engine.request import Request
-from pyctl.server import kept_streams
 from pyctl.server.server_settings import ServerSettings
 from tests.unit.engine.drive import ManualClock
 from tests.unit.server.fake import HI, Bench, Gate, Pause, Script, events, play
@@ -167,11 +166,9 @@ async def test_another_key_reads_and_ends_nothing() -> None:
 
 
 @in_loop
-async def test_streams_are_bounded_in_number_bytes_and_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(kept_streams, "_MAX_STREAMS", 2)
+async def test_streams_are_bounded_in_number_bytes_and_time() -> None:
     talk = Talk(play("a", "b"))
+    talk.streams.max_streams = 2
     for name in ("1", "2", "3"):
         await talk.begin(name)
         await talk.ask("GET", f"/v1/stream?conv_id={name}")  # to its end
@@ -182,12 +179,13 @@ async def test_streams_are_bounded_in_number_bytes_and_time(
     talk.clock.advance(2)
     assert (await talk.ask("GET", "/v1/stream?conv_id=3")).status_code == 404
 
-    monkeypatch.setattr(kept_streams, "_MAX_BYTES", 100)
+    talk.streams.max_bytes = 100
     await talk.begin("long", n_sent=1)
     lost = await talk.ask("GET", "/v1/stream?conv_id=long&from=0")
     assert (lost.status_code, "lost" in lost.text) == (400, True)
 
     endless = Talk(play("a", "b", pause=None))
+    endless.streams.max_streams = 2
     for name in ("1", "2", "3"):
         await endless.begin(name)
     await Caller(endless.bench.app, CHAT, BODY).until(

@@ -13,7 +13,6 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from pyctl.errors import PyctlError, TooLargeError
-from pyctl.server import middleware
 from pyctl.server.http import JsonResponse, error_response
 from pyctl.server.middleware import BodyLimitMiddleware
 from pyctl.server.server_settings import Cors, ServerSettings
@@ -179,12 +178,10 @@ def test_a_body_of_the_limit_passes_and_one_byte_more_does_not(size: int) -> Non
 
 
 @in_loop
-async def test_large_bodies_share_what_they_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_large_bodies_share_what_they_may_take() -> None:
     """A body that does not fit beside those that are still being answered comes again later; small
     ones always pass.
     """
-    monkeypatch.setattr(middleware, "MAX_BODY_BYTES", 100)
-    monkeypatch.setattr(middleware, "_MAX_TOGETHER_BYTES", 1000)
     read = asyncio.Event()
     answered = asyncio.Event()
 
@@ -199,7 +196,7 @@ async def test_large_bodies_share_what_they_may_take(monkeypatch: pytest.MonkeyP
             await answered.wait()
         await JsonResponse({"n": len(body)})(scope, receive, send)
 
-    transport = httpx.ASGITransport(BodyLimitMiddleware(waiting, 800))
+    transport = httpx.ASGITransport(BodyLimitMiddleware(waiting, 800, small=100, together=1000))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         slow = asyncio.ensure_future(client.post("/slow", content=chunks(700, 50)))
         await read.wait()

@@ -148,7 +148,7 @@ class ModelMachine(RuleBasedStateMachine):
 
     def drive(self) -> None:
         for _ in range(12):
-            self.supervisor._step()
+            self.supervisor.step()
         ended = [each for each in self.waiting if each[2].done()]
         self.waiting = [each for each in self.waiting if not each[2].done()]
         for name, _, future in ended:
@@ -219,7 +219,7 @@ class ModelMachine(RuleBasedStateMachine):
         # Replies end and time passes: then each request has run, or got an error, within one hold
         # for each model.
         began = self.now
-        while self.waiting or self.running or self.models._futures:
+        while self.waiting or self.running or self.models.futures:
             assert self.now - began <= 5 * (MAX_HELD_SECONDS + RETRY_SECONDS), "a request starves"
             for _, lease in self.running:
                 lease.close()

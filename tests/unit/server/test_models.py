@@ -215,7 +215,7 @@ def test_an_engine_that_fails_ends_the_process(run: Callable[..., Models]) -> No
     models = run(0, a=Loader(), b=Loader())
     found: list[PyctlError | None] = []
     service = lease(models, "a").service
-    service.worker._give_up(EngineError("the device is lost"))
+    service.worker.give_up(EngineError("the device is lost"))
     until(lambda: models.trouble is not None)
     found.append(models.trouble)
     assert str(found[0]) == "the device is lost"

@@ -2,18 +2,18 @@ from __future__ import annotations
 
 import random
 import re
+from functools import partial
 
 import pytest
 from rich.console import Console
 from rich.text import Text
 
-from pyctl.terminal import rendering
 from pyctl.terminal.rendering import THEME, GrowingText, MarkdownBlocks
 from tests.unit.terminal.screen import Screen
 
 
-def blocks_of(text: str, size: int = 3) -> list[str]:
-    cut = MarkdownBlocks()
+def blocks_of(text: str, size: int = 3, **limits: int) -> list[str]:
+    cut = MarkdownBlocks(**limits)
     made = []
     for at in range(0, len(text), size):
         made += cut.feed(text[at : at + size])
@@ -49,25 +49,23 @@ def test_a_fence_and_a_table_begin_without_an_empty_line() -> None:
     ]
 
 
-def test_a_large_block_is_cut_and_its_parts_keep_their_head(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(rendering, "_MAX_BLOCK", 40)
+def test_a_large_block_is_cut_and_its_parts_keep_their_head() -> None:
+    cut = partial(blocks_of, max_block=40)
     code = "\n".join(f"line = {number}" for number in range(20))
-    parts = blocks_of(f"```python\n{code}\n```")
+    parts = cut(f"```python\n{code}\n```")
     assert len(parts) > 3
     assert all(part.startswith("```python\n") for part in parts)
     inside = [line for part in parts for line in part.split("\n") if "```" not in line]
     assert "\n".join(inside) == code
     rows = "\n".join(f"| {number} | x |" for number in range(20))
-    parts = blocks_of(f"| a | b |\n|---|---|\n{rows}")
+    parts = cut(f"| a | b |\n|---|---|\n{rows}")
     assert all(part.startswith("| a | b |\n|---|---|\n") for part in parts)
     assert "\n".join(line for part in parts for line in part.split("\n")[2:]) == rows
     items = [f"- item {number}" for number in range(40)]
-    assert len(blocks_of("\n".join(items))) > 5
-    assert "\n".join(blocks_of("\n".join(items))) == "\n".join(items)
-    assert "".join(blocks_of("x" * 500)) == "x" * 500
-    assert max(map(len, blocks_of("x" * 500))) <= 50
+    assert len(cut("\n".join(items))) > 5
+    assert "\n".join(cut("\n".join(items))) == "\n".join(items)
+    assert "".join(cut("x" * 500)) == "x" * 500
+    assert max(map(len, cut("x" * 500))) <= 50
 
 
 class Clock:

@@ -71,10 +71,10 @@ def opened(open_model: Callable[..., Loaded]) -> Callable[..., LlamaBackend]:
             name, drafts=DraftSettings(draft_types=types, n_draft=n_draft), **chosen
         ).backend
         if isinstance(head := backend.memory.drafts.model, MtpHead):
-            head._n_rows = 1 + n_draft if as_on_gpu else 1
-            hidden = backend.memory.drafts._hidden
+            head.n_rows = 1 + n_draft if as_on_gpu else 1
+            hidden = backend.memory.drafts.hidden
             real = hidden.real if isinstance(hidden, LateRows) else hidden
-            backend.memory.drafts._hidden = LateRows(real) if as_on_gpu else real  # type: ignore[assignment]
+            backend.memory.drafts.hidden = LateRows(real) if as_on_gpu else real  # type: ignore[assignment]
         return backend
 
     return get
@@ -622,7 +622,7 @@ def test_an_interrupted_head_holds_up_nothing(model_path: Callable[[str], Path])
     backend = load(settings, drafts=DraftSettings(draft_types=("draft-mtp",))).backend
     tokens = prompt(100)
     prefill(backend, tokens)
-    backend.memory.drafts._hidden = LateRows(backend.memory.drafts._hidden)  # type: ignore[assignment, arg-type]
+    backend.memory.drafts.hidden = LateRows(backend.memory.drafts.hidden)  # type: ignore[assignment, arg-type]
     backend.evaluate(0, as_tokens([5, 6, 7]), 100)
     state = backend.memory.save_state(0, 103)
     rows = backend.memory.save_rows(0, 0, 103).draft

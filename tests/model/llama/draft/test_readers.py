@@ -51,10 +51,10 @@ def opened(
         )
         backend = open_model(MODEL, drafts=drafts, n_ctx=2048, n_ubatch=UBATCH, n_seqs=3).backend
         if isinstance(head := backend.memory.drafts.model, MtpHead):
-            head._n_rows = 1 + n_draft if as_on_gpu else 1
-        hidden = backend.memory.drafts._hidden
+            head.n_rows = 1 + n_draft if as_on_gpu else 1
+        hidden = backend.memory.drafts.hidden
         real = hidden.real if isinstance(hidden, LateRows) else hidden
-        backend.memory.drafts._hidden = LateRows(real) if as_on_gpu else real  # type: ignore[assignment, arg-type]
+        backend.memory.drafts.hidden = LateRows(real) if as_on_gpu else real  # type: ignore[assignment, arg-type]
         return backend
 
     return get

@@ -145,7 +145,7 @@ def test_tokens_that_the_other_model_does_not_have_are_not_drafted(
     feed(model, PROMPT)
     draft = guess(model, PROMPT, 80)
     smaller = opened()
-    monkeypatch.setattr(smaller._greedy, "_n_vocab", max(draft))
+    monkeypatch.setattr(smaller.greedy, "_n_vocab", max(draft))
     feed(smaller, PROMPT)
     assert guess(smaller, PROMPT, 80) == draft[: draft.index(max(draft))]
 
@@ -367,9 +367,9 @@ def test_an_evaluation_that_is_stopped_or_fails(
         feed(model, PROMPT[:100])
         codes = iter([0] * at + [code])
         monkeypatch.setattr(
-            model._greedy,
+            model.greedy,
             "decode",
-            lambda n, codes=codes, decode=model._greedy.decode: next(codes) or decode(n),
+            lambda n, codes=codes, decode=model.greedy.decode: next(codes) or decode(n),
         )
         assert len(guess(model, PROMPT[:100], 80)) == at - 1
         monkeypatch.undo()
@@ -384,7 +384,7 @@ def test_an_interruption_holds_up_no_saving(
     """
     model = opened()
     feed(model, PROMPT[:100])
-    monkeypatch.setattr(model._greedy, "decode", lambda n: 2)
+    monkeypatch.setattr(model.greedy, "decode", lambda n: 2)
     assert model.save_rows(0, 0, 100).size == 0
     assert model.save_state(0, 100).size == 0
     model.synchronize()

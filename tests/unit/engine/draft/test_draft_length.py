@@ -349,4 +349,4 @@ def test_requests_are_forgotten() -> None:
     controller = measured(line(0.1))
     simulate(controller, line(0.1), [0.7], 50)
     controller.end(0)
-    assert not controller._requests
+    assert not controller.requests

@@ -82,7 +82,7 @@ def test_a_request_that_ended_leaves_nothing(name: str) -> None:
     request.propose(3)
     source.end(request.key)
     source.end(request.key)
-    assert not source._running
+    assert not source.running
 
 
 def test_drafts_are_cut_to_what_may_follow() -> None:
@@ -133,14 +133,14 @@ def test_a_step_costs_the_same_after_a_long_text(name: str) -> None:
         request.propose(12)
         request.accept(())
         seen: list[int] = []
-        put = ngram._Places.put
+        put = ngram.Places.put
 
-        def counting(self: ngram._Places, text: ngram._Text, last: int) -> None:
+        def counting(self: ngram.Places, text: ngram.Text, last: int) -> None:
             seen.append(last - self._n_put)
             put(self, text, last)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(ngram._Places, "put", counting)
+            patch.setattr(ngram.Places, "put", counting)
             while request.n_sampled < 150:
                 request.accept(request.propose(12))
         return max(seen, default=0)

@@ -129,7 +129,7 @@ def test_bytes_grow_to_a_bound() -> None:
     assert index.n_bytes == 0
     for _ in range(100):
         index.add(as_tokens(range(100)))
-    real = index.ring.nbytes + sum(table.nbytes for table in (*index._newest, *index._before))
+    real = index.ring.nbytes + sum(table.nbytes for table in (*index.newest, *index.before))
     assert index.n_bytes == real
 
 

@@ -210,9 +210,9 @@ def test_what_takes_too_long_is_plain_and_delays_nothing_else(process: MarkdownP
     def texts() -> Iterator[str]:
         for text in ("*a*", slow, "*b*", long, "\udcff*c*"):
             if text == slow:
-                assert process._process is not None
-                os.kill(process._process.pid, signal.SIGSTOP)  # never answers
-            process._seconds = 0.1 if text == slow else 60.0
+                assert process.pid is not None
+                os.kill(process.pid, signal.SIGSTOP)  # never answers
+            process.seconds = 0.1 if text == slow else 60.0
             yield text
 
     found = process.render(texts())
@@ -227,16 +227,16 @@ def test_what_takes_too_long_is_plain_and_delays_nothing_else(process: MarkdownP
 
 def test_a_process_that_dies_is_replaced(process: MarkdownProcess) -> None:
     assert process.render(["*a*"]) == [html_of("*a*")]
-    assert process._process is not None
-    process._process.kill()
-    process._process.wait()
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # until it has ended
     assert process.render(["*b*"]) == [html_of("*b*")]
 
 
 def test_the_endpoint() -> None:
     bench = Bench(play("x"))
-    bench.service.shared.markdown._seconds = 60.0
-    bench.service.shared.markdown._all_seconds = 600.0
+    bench.service.shared.markdown.seconds = 60.0
+    bench.service.shared.markdown.all_seconds = 600.0
     texts = ["**a**", "<script>", ""]
     try:
         answer = bench.post("/page/markdown", {"texts": texts})

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from pyctl.cache.saved_time import SavedTime
+from pyctl.cache.snapshot import Block
 from pyctl.chat.cached_tokenizer import readable
-from pyctl.disk import writer
 from pyctl.engine.engine_stats import MAX_REPLIES
 from pyctl.engine.request import Timings
 from pyctl.requests.reply_settings import ReplySettings
 from pyctl.server.server_settings import Cors, ServerSettings
 from tests.unit.chat.toy import chatml_tokenizer
-from tests.unit.engine.drive import tier_on
+from tests.unit.engine.drive import tier_on, watch
 from tests.unit.server.fake import Bench, Client
 
 HEAD = "x" * 200
@@ -477,20 +477,18 @@ def test_pages_of_other_origins_neither_read_nor_change_what_belongs_to_all(
 
 
 def test_what_is_dropped_while_it_is_written_does_not_come_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     begun = threading.Event()
     gate = threading.Event()
-    real = writer.write_file
 
-    def slowly(*args: Any) -> None:
+    def slowly(rows: Block) -> None:
         begun.set()
         assert gate.wait(60)
-        real(*args)
 
-    monkeypatch.setattr(writer, "write_file", slowly)
     tier = tier_on(tmp_path, cold_max=100)
     bench = Bench(replies=ReplySettings(disk_policy="full"), disk=tier)
+    watch(bench.engine, slowly)
     try:
         for letter in "yz":
             assert (

@@ -87,11 +87,19 @@ def test_cached_tokens_of_others_are_shown_in_blocks() -> None:
         assert tuple(slot[name] for name in counts) == expected
 
 
-def test_a_running_reply_shows_a_new_line_once_it_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = FakeBackend()
-    pieces = iter([b"a", b"a", b"a", b"b\n"])
-    monkeypatch.setattr(backend, "piece", lambda token: next(pieces, b"c"))
-    engine = engine_of(backend)
+class Spelling(FakeBackend):
+    """Spells its fourth token, whichever that is, with the end of a line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pieces = iter([b"a", b"a", b"a", b"b\n"])
+
+    def piece(self, token: int) -> bytes:
+        return next(self._pieces, b"c")
+
+
+def test_a_running_reply_shows_a_new_line_once_it_has_one() -> None:
+    engine = engine_of(Spelling())
     admin = EngineAdmin(AtOnce(), engine)
     engine.submit(RequestHandle(request(Prompt.of([5, 6, 7] * 20), 9, sampling=ENDLESS)))
     seen: list[tuple[int, bool]] = []
