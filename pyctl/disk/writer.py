@@ -216,10 +216,14 @@ class StoreWriter:
     def _publish(
         self, snapshot: Snapshot | None, temps: dict[Path, Record], chain: list[Key], label: str
     ) -> int | None:
-        """Make room for the files ``temps``, rename them and enter them, in one transaction.
+        """Rename the files ``temps``, enter them and remove others for them, in one transaction.
 
         Return the bytes of the new files: 0 if there is no room for them or no need, or if the
         ``snapshot`` is no longer for the disk; None if the directory lacks a file of ``chain``.
+
+        The evicted files go last, so that a rename that fails loses none of them. The drive holds
+        no more bytes for that: it has the new files already, under their temp names. They go before
+        the commit all the same, since another process may write a file of the same name after it.
         """
         state_path, state = next(item for item in temps.items() if item[1].is_state)
         renamed: list[Path] = []
@@ -245,13 +249,15 @@ class StoreWriter:
                 written_today = Index.written_today(transaction.connection)
                 if not self._within_daily_limit(n_bytes, written_today):
                     return 0
-                if not self._make_room(transaction, fresh.values(), state.key):
+                evicted = self._plan_eviction(transaction, fresh.values(), state.key)
+                if evicted is None:
                     return 0
                 for path, record in fresh.items():
                     target = file_path(self.directory.path, record.key)
                     os.replace(path, target)
                     renamed.append(target)
                     transaction.insert(record, label if record.is_state else "")
+                transaction.delete(evicted)
                 Index.add_written(transaction.connection, n_bytes)
         except BaseException:
             for path in renamed:
@@ -259,10 +265,11 @@ class StoreWriter:
             raise
         return n_bytes
 
-    def _make_room(self, transaction: Transaction, fresh: Collection[Record], state: Key) -> bool:
-        """Add ``fresh`` files to the graph and evict others for them, but not ``state``.
-
-        False, and nothing changes, if the budget has no room for them.
+    def _plan_eviction(
+        self, transaction: Transaction, fresh: Collection[Record], state: Key
+    ) -> list[Record] | None:
+        """Add ``fresh`` files to the graph, and take out of it the files that have to go for them,
+        but not ``state``. Return the latter; None, and nothing changes, if the budget has no room.
         """
         graph = transaction.graph
         replaces = state in graph.records
@@ -274,12 +281,11 @@ class StoreWriter:
             evicted = graph.shrink(file_budget, {state})
             if graph.n_bytes > file_budget:
                 transaction.discard_graph()
-                return False
+                return None
         if replaces:
             for key in graph.invalid_keys():  # segments that only the replaced state needed
                 evicted += graph.remove(key)
-        transaction.delete(evicted)
-        return True
+        return evicted
 
     def reserve_write(self, n_bytes: int) -> bool:
         """Make room for bytes of prompts or replies and count them; return False if the day has
