@@ -102,4 +102,4 @@ class PendingSnapshot:
         self.cancel()
         self.is_lost = True
         self._failed(error)
-        return StateError(f"disk cache: {error or type(error).__name__}")
+        return StateError(f"disk cache: {str(error) or type(error).__name__}")

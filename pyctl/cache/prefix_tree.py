@@ -267,7 +267,7 @@ class PrefixTree(Generic[K]):
         at = node.segment
         last = node.n
         while at is not None and last >= n:
-            if at is segment:
+            if at == segment:
                 return True
             link = self._links[at]
             at = link.parent
