@@ -21,8 +21,8 @@ Order of one snapshot, from the shallowest segment on:
                        device still writes. COPYING and NEEDS_ROWS wait for this.
   2. RAM -> temp file  a locked temp file for each missing segment and then for the state, each with
                        fsync: all bytes are durable before any of them has a name.
-  3. names and index   one transaction, exclusive among processes: remove evicted files with their
-                       rows of the index, rename the temp files, the state last, insert their rows.
+  3. names and index   one transaction, exclusive among processes: rename the temp files, the state
+                       last, insert their rows, and remove the evicted files with theirs.
   4. fsync of the folder, so that the names are durable.
 
 What a kill -9 leaves:

@@ -22,7 +22,7 @@ from pyctl.chat.call_formats import find_call_format
 from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.reply import ParsedReply
 from pyctl.chat.template import Template
-from tests.unit.chat.test_call_formats import CASES, HI, Family
+from tests.unit.chat.families import CASES, HI, Family
 from tests.unit.chat.toy import ByteTokenizer, prepare
 
 LLAMA_SERVER = os.environ.get("LLAMA_SERVER", "")

@@ -172,7 +172,8 @@ def test_a_restart_with_a_change_restores_nothing_of_before(
     assert same.done.stats.source == "disk", "a restart with the same flags goes on"
     assert same.tokens == plain.tokens
     changed, plain = asked(tmp_path, model(name), **after)
-    assert (changed.done.stats.source, changed.done.stats.n_cached) == ("none", 0)
+    assert changed.done.stats.source == "none"
+    assert changed.done.stats.n_cached == 0
     assert changed.tokens == plain.tokens
 
 

@@ -16,8 +16,6 @@ def check_invariants(cache: RamCache) -> None:
         match = PromptMatch(snapshot.last_tokens(snapshot.n))
         begins = {each for each in cache.snapshots() if match.shared(each) == each.n}
         found = cache.lookup(match, snapshot.n)
-        assert (set(found), [each.n for each in found]) == (
-            begins,
-            sorted((each.n for each in begins), reverse=True),
-        )
+        assert set(found) == begins
+        assert [each.n for each in found] == sorted((each.n for each in begins), reverse=True)
     assert all(end.state.output.size for end in list(cache.ends))

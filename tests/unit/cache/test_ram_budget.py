@@ -63,7 +63,8 @@ def test_the_cache_of_a_model_that_is_unloaded_gives_up_what_is_older() -> None:
         assert ask(first, seed)
     for seed in range(4, 8):
         assert ask(second, seed)
-    assert (len(first.snapshots()), len(second.snapshots())) == (0, 4)
+    assert len(first.snapshots()) == 0
+    assert len(second.snapshots()) == 4
     fake.rests = False
     assert ask(second, 8)
     assert len(second.snapshots()) == 4, "nothing is left to take"
@@ -77,7 +78,8 @@ def test_what_was_used_since_stays() -> None:
         first.next_turn()
     assert ask(first, 3)
     assert ask(first, 4)
-    assert (len(first.snapshots()), len(second.snapshots())) == (2, 2)
+    assert len(first.snapshots()) == 2
+    assert len(second.snapshots()) == 2
     assert ask(second, 5)
     assert len(first.snapshots()) == 2, "its own are older"
 
@@ -119,7 +121,8 @@ def test_two_loaded_models_that_grow_at_once_stay_within_the_budget() -> None:
     grown = []
     assert not ask_while(second, 3, lambda: grown.append(ask(first, 4)))
     assert grown == [True]
-    assert (len(first.snapshots()), len(second.snapshots())) == (4, 0)
+    assert len(first.snapshots()) == 4
+    assert len(second.snapshots()) == 0
     assert first.n_bytes + second.n_bytes <= 4 * ONE
 
 

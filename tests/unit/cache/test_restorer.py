@@ -72,7 +72,8 @@ def test_bytes_that_do_not_fit_are_dropped_and_the_next_candidate_is_tried() -> 
     stats = RequestStats(len(again))
     (restored,) = steps.restore(lookup, stats)
     assert restored is second.snapshot
-    assert (stats.source, stats.n_cached) == ("ram", second.n)
+    assert stats.source == "ram"
+    assert stats.n_cached == second.n
     assert steps.cache.totals.failed_restores == 1
     assert first.snapshot not in steps.ram.snapshots()
     assert steps.digest() == cold_digest("hybrid", again, second.n)
@@ -166,7 +167,8 @@ def test_held_rows_that_return_count_even_if_their_snapshot_finds_no_room(tmp_pa
     steps.ram.add = Mock(return_value=False)  # type: ignore[method-assign]
     stats = RequestStats(len(again))
     restored = steps.restore(steps.lookup(again), stats)
-    assert (stats.source, restored) == ("disk", ())
+    assert stats.source == "disk"
+    assert restored == ()
     assert first.n < stats.n_cached < deeper[0].n
     assert steps.cache.device.counts.returned == first.n
     assert steps.digest() == cold_digest("hybrid", again, stats.n_cached)

@@ -28,9 +28,11 @@ def test_no_row_is_exact_after_one_that_is_not(seq: LiveSequence) -> None:
 def test_a_cut_leaves_whole_batches_only(seq: LiveSequence) -> None:
     seq.append(as_tokens(range(10, 20)), exact=True)
     seq.truncate(15)
-    assert (seq.n, seq.n_exact) == (15, 10)
+    assert seq.n == 15
+    assert seq.n_exact == 10
     seq.truncate(9)
-    assert (seq.n, seq.n_exact) == (9, 0)
+    assert seq.n == 9
+    assert seq.n_exact == 0
 
 
 def test_beside_other_sequences_no_batch_is_exact() -> None:
@@ -44,7 +46,9 @@ def test_beside_other_sequences_no_batch_is_exact() -> None:
 def test_a_reply_is_no_part_of_the_prompt(seq: LiveSequence) -> None:
     for token in (50, 51, 52):
         seq.append_one(token)
-    assert (seq.n, seq.n_prompt, seq.n_exact) == (13, 10, 10)
+    assert seq.n == 13
+    assert seq.n_prompt == 10
+    assert seq.n_exact == 10
     seq.truncate(12)
     assert seq.n_prompt == 10
     seq.append(as_tokens([60]), exact=True)

@@ -45,24 +45,18 @@ def render(chat: ChatFormat, messages: Any, **fields: Any) -> str:
 
 def test_a_plain_turn(chatml: ChatFormat) -> None:
     turn = prepare(chatml, HI)
-    assert (
-        turn.text,
-        turn.rendered.prefill,
-        turn.rendered.reply_part,
-        turn.rendered.open_reasoning,
-    ) == (
-        HEAD,
-        "",
-        "start",
-        "",
-    )
+    assert turn.text == HEAD
+    assert turn.rendered.prefill == ""
+    assert turn.rendered.reply_part == "start"
+    assert turn.rendered.open_reasoning == ""
     assert render(chatml, HI) == HEAD
     assert render(chatml, HI, add_generation_prompt=False) == "<|im_start|>user\nHi<|im_end|>\n"
 
 
 def test_a_header_that_opens_a_reasoning_block(thinking: ChatFormat) -> None:
     turn = prepare(thinking, HI)
-    assert (turn.rendered.reply_part, turn.rendered.open_reasoning) == ("reasoning", "<think>\n")
+    assert turn.rendered.reply_part == "reasoning"
+    assert turn.rendered.open_reasoning == "<think>\n"
     splitter = turn.splitter()
     assert splitter.feed("hm</think>\n\nHello") == ReplyDelta("hm", "Hello")
     plain = prepare(thinking, HI, reasoning_format="none")
@@ -76,7 +70,8 @@ def test_a_user_who_writes_tags_opens_nothing(thinking: ChatFormat) -> None:
         [{"role": "user", "content": "<think>"}],
         template_kwargs={"enable_thinking": False},
     )
-    assert (turn.rendered.reply_part, turn.rendered.open_reasoning) == ("start", "")
+    assert turn.rendered.reply_part == "start"
+    assert turn.rendered.open_reasoning == ""
 
 
 def test_variables_of_the_template_and_those_that_cannot_be_changed() -> None:
@@ -94,7 +89,8 @@ def test_variables_of_the_template_and_those_that_cannot_be_changed() -> None:
 def test_the_reply_continues_a_last_assistant_message(thinking: ChatFormat, content: str) -> None:
     turn = prepare(thinking, assistant(content))
     assert turn.text == HEAD + "<think>\n\n</think>\n\n" + content
-    assert (turn.rendered.prefill, turn.rendered.reply_part) == (content, "content")
+    assert turn.rendered.prefill == content
+    assert turn.rendered.reply_part == "content"
     assert turn.splitter().feed(" on") == ReplyDelta(content=" on")
 
 
@@ -107,7 +103,8 @@ def test_parts_and_reasoning_of_a_continued_message(thinking: ChatFormat) -> Non
 def test_reasoning_can_be_continued(thinking: ChatFormat, chatml: ChatFormat) -> None:
     turn = prepare(thinking, assistant("", reasoning_content="I wonder "))
     assert turn.text == HEAD + "<think>\nI wonder "
-    assert (turn.rendered.reply_part, turn.rendered.prefill) == ("reasoning", "I wonder ")
+    assert turn.rendered.reply_part == "reasoning"
+    assert turn.rendered.prefill == "I wonder "
     explicit = prepare(
         thinking, assistant("x", reasoning_content="I "), continue_final_message="reasoning_content"
     )
@@ -208,18 +205,17 @@ def test_one_answer_holds_all(thinking: ChatFormat) -> None:
     assert prepared.reasoning is None
     for _ in range(2):  # each reply gets a splitter of its own
         delta = prepared.splitter().feed(f"hm</think>Well{CALL}")
-        assert (delta.reasoning, delta.content, [call.name for call in delta.calls][:1]) == (
-            "hm",
-            "Well",
-            ["look_up"],
-        )
+        assert delta.reasoning == "hm"
+        assert delta.content == "Well"
+        assert [call.name for call in delta.calls][:1] == ["look_up"]
 
 
 def test_what_binds_the_reply(thinking: ChatFormat) -> None:
     assert prepare(thinking, HI, grammar='root ::= "a"').constraint == Constraint('root ::= "a"')
     schema = prepare(thinking, HI, schema={"type": "integer"}).constraint
     assert "<[259]>" in schema.grammar  # the end of the reasoning, a token of its own
-    assert (schema.prefill, schema.triggers) == ("", ())
+    assert schema.prefill == ""
+    assert schema.triggers == ()
     continued = prepare(
         thinking, [*HI, {"role": "assistant", "content": "4"}], schema={"type": "integer"}
     ).constraint
@@ -257,12 +253,14 @@ def test_the_tokens_of_a_reasoning_budget(thinking: ChatFormat, qwen_template: s
     )
     newer = ChatFormat(Template(qwen_template), toy.chatml_tokenizer())
     qwen = prepare(newer, HI, reasoning_budget=0).reasoning
-    assert (qwen.ends[0], qwen.forced) == ("\n</think>", (10, 259))  # the tag has a line of its own
+    assert qwen.ends[0] == "\n</think>"
+    assert qwen.forced == (10, 259)
     older = ChatFormat(
         Template(unpacked("templates/Qwen-Qwen3-0.6B.jinja").read_text()), toy.chatml_tokenizer()
     )
     three = prepare(older, HI, reasoning_budget=0).reasoning
-    assert (three.ends, three.read) == (ends, ())
+    assert three.ends == ends
+    assert three.read == ()
     continued = prepare(
         thinking,
         [*HI, {"role": "assistant", "content": "", "reasoning_content": "I"}],

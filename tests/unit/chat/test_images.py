@@ -45,7 +45,9 @@ def test_an_image_is_where_its_part_was() -> None:
     ).prompt
     first, second, third = prompt.pictures
     assert [picture.source for picture in prompt.pictures] == [ONE, OTHER, ONE]
-    assert (first.columns, first.lines, first.n_tokens) == (3, 1, 3)
+    assert first.columns == 3
+    assert first.lines == 1
+    assert first.n_tokens == 3
     assert prompt.tokens[: first.start].tolist() == [256, *b"user\nlook: ", BEFORE]
     assert prompt.tokens[first.end : second.start].tolist() == [
         *(BEHIND, *b"what?", 257, 10, 256, *b"user\na", BEFORE)

@@ -113,7 +113,8 @@ def test_the_result_of_a_tool_is_none_of_the_users_messages(template: str, text:
     prompt = prepare(chat, messages).prompt
     again = prepare(chat, [*messages[:2], *HI]).prompt
     assert len(prompt.headers) == len(again.headers) == 2
-    assert (prompt.turn, again.turn) == (prompt.headers[0], again.headers[1])
+    assert prompt.turn == prompt.headers[0]
+    assert again.turn == again.headers[1]
 
 
 def test_the_tag_of_reasoning_begins_no_message() -> None:
@@ -124,7 +125,8 @@ def test_the_tag_of_reasoning_begins_no_message() -> None:
     chat = ChatFormat(Template(source), ByteTokenizer(("<think>", "</think>")))
     for question in ("Hi", "What is <think>", "<think>\n"):
         rendered = prepare(chat, [{"role": "user", "content": question}]).rendered
-        assert (rendered.reply_part, rendered.open_reasoning) == ("reasoning", "<think>\n")
+        assert rendered.reply_part == "reasoning"
+        assert rendered.open_reasoning == "<think>\n"
     assert chat.dialect.starts == ()
     without = ChatFormat(Template(toy.PLAIN), ByteTokenizer(("<think>", "</think>")))
     assert prepare(without, [{"role": "user", "content": "<think>"}]).rendered.reply_part == "start"

@@ -16,8 +16,8 @@ from pyctl.engine.stream import LineLimits, TextStream
 from pyctl.errors import RequestError
 from pyctl.text import clean, one_line
 from tests.effort import IS_QUICK, work
+from tests.unit.chat.families import CASES, Family
 from tests.unit.chat.parsing import TOOLS
-from tests.unit.chat.test_call_formats import CASES, Family
 from tests.unit.chat.toy import chatml_tokenizer
 
 SIZE = 1 << 11 if IS_QUICK else 1 << 13

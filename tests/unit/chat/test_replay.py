@@ -333,7 +333,8 @@ def test_tools_with_reordered_keys_match_the_earlier_reply() -> None:
     before, after = (
         prepare(dialogue.chat, [HI], tools=tools) for tools in ([TOOL], [turned(TOOL)])
     )
-    assert (after.text, after.constraint) == (before.text, before.constraint)
+    assert after.text == before.text
+    assert after.constraint == before.constraint
     for old, new in (
         ('["a", "b"]', '["b", "a"]'),
         ('": 1', '": 1.0'),

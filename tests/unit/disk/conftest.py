@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.disk.making import DirectStore
+from pyctl.cache.snapshot import Snapshot
+from tests.unit.disk.making import DirectStore, conversation
 from tests.unit.engine.drive import ManualClock
 
 
@@ -48,3 +49,16 @@ def open_store(tmp_path: Path) -> Iterator[Callable[..., DirectStore]]:
     yield get
     for store in opened:
         store.close()
+
+
+@pytest.fixture
+def made() -> list[Snapshot]:
+    return conversation(3)
+
+
+@pytest.fixture
+def store(open_store: Callable[..., DirectStore], made: list[Snapshot]) -> DirectStore:
+    store = open_store()
+    for each in made:
+        store.write(each)
+    return store

@@ -199,3 +199,12 @@ def check_directory(store: DirectStore) -> None:
     files = on_disk(store.directory.path)
     assert sum(path.stat().st_size for path in files) == store.directory.n_bytes == report.n_bytes
     assert store.directory.budget is None or store.directory.n_bytes <= store.directory.budget
+
+
+def opened(store: DirectStore, expected: Snapshot, base: Snapshot | None) -> Snapshot:
+    pending = finish(
+        store.reader.open(
+            expected.prefix, as_tokens([*expected.last_tokens(expected.n), 5, 6]), base
+        )
+    )
+    return finish(pending.complete())

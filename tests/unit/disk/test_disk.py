@@ -73,7 +73,8 @@ def test_a_hit_a_label_and_a_removal_reach_the_index(disk: Disk) -> None:
     disk.count_hit(made)
     assert disk.flush(60)
     (entry,) = disk.entries()
-    assert (entry.hits, entry.label) == (1, "12 tokens … 24 tokens")
+    assert entry.hits == 1
+    assert entry.label == "12 tokens … 24 tokens"
     assert disk.remove(entry.name)
     assert not disk.remove(entry.name)
     assert not disk.contains(made.prefix)

@@ -12,12 +12,9 @@ from pathlib import Path
 import pytest
 
 from pyctl.cache.block_sizes import BlockSizes
-from pyctl.cache.reads import finish
 from pyctl.cache.snapshot import NOTHING, Snapshot, State
-from pyctl.disk.file_format import SegmentName
 from pyctl.disk.write_job import WriteJob, copy_of
 from pyctl.disk.writer import SPILLED_PER_DAY
-from pyctl.prompt import as_tokens
 from tests.unit.disk.making import (
     ROW,
     DirectStore,
@@ -25,6 +22,7 @@ from tests.unit.disk.making import (
     check_equal,
     check_read,
     conversation,
+    opened,
     segment,
     snapshot,
 )
@@ -70,34 +68,6 @@ def test_rows_that_have_gone_from_disk_meanwhile_are_a_loss_and_no_damage(
     check_directory(store)
 
 
-def test_names_are_those_of_a_process_that_knows_nothing(
-    open_store: Opener, tmp_path: Path
-) -> None:
-    store = open_store()
-    other = open_store(directory=tmp_path / "other")
-    made = conversation(2, turns=4)
-    for each in made:
-        store.write(each)
-    other.write(conversation(2, turns=4)[-1])
-    names = [
-        sorted(path.name for path in at.rglob("*.rows"))
-        for at in (tmp_path / "cache", tmp_path / "other")
-    ]
-    assert names[0] == names[1]
-    assert all(
-        link.file.is_there and isinstance(link.file.name, SegmentName) for link in made[-1].chain
-    )
-
-
-def opened(store: DirectStore, expected: Snapshot, base: Snapshot | None) -> Snapshot:
-    pending = finish(
-        store.reader.open(
-            expected.prefix, as_tokens([*expected.last_tokens(expected.n), 5, 6]), base
-        )
-    )
-    return finish(pending.complete())
-
-
 def test_rows_in_memory_are_not_read(open_store: Opener, tmp_path: Path) -> None:
     made = conversation(3, turns=4)
     open_store().write(made[3])
@@ -117,25 +87,6 @@ def test_rows_in_memory_are_not_read(open_store: Opener, tmp_path: Path) -> None
         "the state, and the rows behind those in memory"
     )
     assert all(seconds > 0 for _, seconds in read)
-
-
-def test_rows_of_another_way_to_the_same_tokens_stay_apart(open_store: Opener) -> None:
-    """A reply's rows were evaluated token by token: a state depends on them and not on those of a
-    prompt.
-    """
-    first = segment(range(20))
-    reply = segment(range(100, 120), first)
-    reply.ends = ()
-    made = snapshot(reply, exact=False)
-    store = open_store()
-    store.write(made)
-    prompt = segment(range(100, 120), segment(range(20)))
-    base = Snapshot(made.prefix, prompt, State())
-    found = opened(open_store(), made, base)
-    check_equal(found, made)
-    links = list(found.chain)
-    assert links[0] is not prompt
-    assert links[1] is prompt.parent, "but what both began with is shared"
 
 
 def test_what_was_read_hangs_on_its_file_when_it_is_written_again(

@@ -32,7 +32,6 @@ from tests.unit.disk.making import (
     segment,
     snapshot,
 )
-from tests.unit.engine.drive import ManualClock
 
 Opener = Callable[..., DirectStore]
 
@@ -150,150 +149,10 @@ def test_tokens_decide_not_digests(open_store: Opener) -> None:
     check_read(store, made)
 
 
-def test_given_up_snapshots_are_not_written(open_store: Opener) -> None:
-    store = open_store()
-    short, long = conversation(0, turns=2)
-    short.segment.rows = np.empty(0, np.uint8)
-    short.segment.dropped = True
-    assert store.write(long) == 0
-    assert on_disk(store.directory.path) == []
-
-
-def test_everything_is_synced_before_it_has_its_name(
-    open_store: Opener, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = open_store()
-    home = store.directory.path / "model"
-    order: list[str] = []
-    real = os.replace
-
-    def fsync(descriptor: int) -> None:
-        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
-        order.append("directory" if path == home.resolve() else path.suffix)
-
-    def rename(source: Path, target: Path) -> None:
-        order.append("rename")
-        real(source, target)
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr(os, "replace", rename)
-    store.write(conversation(0, turns=2)[-1])
-    assert order == [".tmp"] * 3 + ["rename"] * 3 + ["directory"]
-
-
-def test_what_can_never_fit_drives_nothing_out(open_store: Opener) -> None:
-    store = open_store(budget=4_000)
-    small = conversation(0, turns=1)[0]
-    big = conversation(1, turns=1, step=400)[0]
-    store.write(small)
-    assert store.write(big) == 0
-    check_read(store, small)
-    check_directory(store)
-
-
-def test_use_and_pins_decide_who_goes(open_store: Opener, clock: ManualClock) -> None:
-    store = open_store()
-    pinned, old, used = (conversation(seed, turns=1)[0] for seed in range(3))
-    for made in (pinned, old, used):
-        store.write(made)
-    assert store.directory.pin(pinned.prefix.name, True)
-    assert not store.directory.pin("1-0", True)
-    clock.advance(3600)
-    store.touch(used.prefix)
-    one = store.directory.n_bytes // 3
-    assert store.directory.prune(2 * one + 50) > 0
-    assert not store.contains(old.prefix)
-    assert store.directory.prune(0) > 0
-    assert [entry.name for entry in store.directory.entries()] == [pinned.prefix.name]
-    check_read(store, pinned)
-    store.close()
-    again = open_store()
-    entry = again.directory.entries()[0]
-    assert entry.pinned
-    assert again.directory.pin(f"model/{entry.name}", False)
-    again.directory.prune(0)
-    assert on_disk(again.directory.path) == []
-
-
-def test_interior_states_go_before_ends_and_rows_stay_for_children(open_store: Opener) -> None:
-    store = open_store()
-    made = conversation(0, turns=1, step=100)
-    inner = snapshot(segment(range(4), made[0].segment))
-    outer = snapshot(segment(range(100), inner.segment))
-    for each in (made[0], inner, outer):
-        store.write(each)
-    assert [(e.n, e.parent) for e in sorted(store.directory.entries(), key=lambda e: e.n)] == [
-        (100, ""),
-        (104, made[0].prefix.name),
-        (204, inner.prefix.name),
-    ]
-    store.directory.prune(store.directory.n_bytes - 1)
-    assert store.lengths() == {100, 204}
-    check_read(store, outer)
-    check_directory(store)
-
-
-def test_remove_takes_only_what_nobody_needs(open_store: Opener) -> None:
-    store = open_store()
-    first, second = conversation(0, turns=2)
-    store.write(first)
-    store.write(second)
-    assert store.directory.remove(first.prefix.name)
-    assert not store.directory.remove(first.prefix.name)
-    check_read(store, second)
-    check_directory(store)
-    assert store.directory.remove(second.prefix.name)
-    assert on_disk(store.directory.path) == []
-
-
-def test_daily_budget_survives_a_restart(
-    open_store: Opener, clock: ManualClock, caplog: pytest.LogCaptureFixture
-) -> None:
-    store = open_store(daily_bytes=4_500)
-    made = [conversation(seed, turns=1)[0] for seed in range(4)]
-    assert [store.write(each) > 0 for each in made] == [True, True, False, False]
-    assert caplog.text.count("--kv-cache-daily-writes") == 1
-    store.close()
-    store = open_store(daily_bytes=4_500)
-    assert store.write(made[2]) == 0
-    clock.advance(86_400)
-    assert store.write(made[2]) > 0
-
-
-def test_other_fingerprints_count_and_go_by_the_same_rule(
-    open_store: Opener, clock: ManualClock
-) -> None:
-    other = open_store("old-model")
-    mine = open_store("model", budget=5_000)
-    stale = [conversation(seed, turns=1)[0] for seed in range(2)]
-    for each in stale:
-        other.write(each)
-    assert mine.lengths() == set()
-    assert mine.read(stale[0].prefix, stale[0].last_tokens(stale[0].n)) is None
-    clock.advance(3600)
-    fresh = conversation(9, turns=1)[0]
-    mine.write(fresh)
-    assert {(entry.fingerprint, entry.n) for entry in mine.directory.entries()} == {
-        ("model", 20),
-        ("old-model", 20),
-    }
-    check_directory(mine)
-    check_read(mine, fresh)
-
-
 @pytest.mark.parametrize("name", ["", "..", "a/b", ".hidden", "x" * 200, "ä"])
 def test_fingerprints_are_names(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match="fingerprint"):
         DirectStore(tmp_path, name, None)
-
-
-def test_a_state_with_a_part_that_no_file_has_room_for_stays_in_ram(open_store: Opener) -> None:
-    store, (made, *_) = open_store(), conversation(1)
-    other = Snapshot(
-        made.prefix, made.segment, State({**made.state.parts, "other": made.state.recurrent})
-    )
-    assert store.write(other) == 0
-    assert store.write(made) > 0
 
 
 def test_writes_that_evict_do_not_read_the_whole_index(

@@ -161,7 +161,9 @@ def test_rows_that_never_come_end_it(writer: SlowWriter, writes: WriteQueue, why
     large.facts = PromptFacts(for_disk=why != "unwanted")
     writes.supply_rows(partial(no_rows, error=StateError) if why == "device" else rows_of)
     assert writes.flush(60)
-    assert (writes.n_waiting, writes.n_dropped, writer.n_ended) == (0, 1, 1)
+    assert writes.n_waiting == 0
+    assert writes.n_dropped == 1
+    assert writer.n_ended == 1
     assert not large.facts.for_disk, "it is not offered again"
 
 
@@ -344,7 +346,8 @@ def test_spilled_snapshots_wait_for_bytes_and_follow_selected(
     assert writer.seeds[2:] == [2, 1], "the most worth first"
     writes.supply_rows(rows_of)
     assert writes.flush(60)
-    assert (writer.seeds[-1], writes.spilled) == (3, Written(3, 150))
+    assert writer.seeds[-1] == 3
+    assert writes.spilled == Written(3, 150)
 
 
 def test_the_least_worth_per_byte_is_lost_where_room_ends(

@@ -25,7 +25,7 @@ from pyctl.prompt import Prompt
 from tests.fake import FakeBackend
 from tests.unit.cache.checks import check_invariants
 from tests.unit.engine.drive import ask, cold, flushed, tier_on
-from tests.unit.engine.test_engine import KINDS, chat
+from tests.unit.engine.messages import KINDS, chat
 from tests.unit.server.fake import INFO
 
 
@@ -77,7 +77,8 @@ def test_policy_full_writes_a_prompt_without_messages_while_the_server_runs(
     engine = engine_on(tmp_path, kind, "full")
     reply = ask(engine, prompt)
     assert reply.tokens == expected
-    assert (reply.done.stats.source, reply.done.stats.n_cached) == ("disk", 896)
+    assert reply.done.stats.source == "disk"
+    assert reply.done.stats.n_cached == 896
     for each in (engine, killed):
         each.prefix_cache.close()
 
@@ -92,7 +93,8 @@ def test_the_deeper_tier_wins_and_ram_wins_a_tie(tmp_path: Path) -> None:
     engine.prefix_cache.cache.clear()
     ask(engine, chat((8, 300)))
     stats = ask(engine, long).done.stats
-    assert (stats.source, stats.n_cached) == ("disk", 780)
+    assert stats.source == "disk"
+    assert stats.n_cached == 780
     ask(engine, chat((7, 300)))
     assert ask(engine, long).done.stats.source == "ram", "what came from disk is in RAM now"
     check_invariants(engine.prefix_cache.cache)
@@ -273,7 +275,8 @@ def test_all_that_was_chosen_is_on_disk_once_a_slow_one_has_caught_up(
     else:
         flushed(engine)
         slow.queue.close(0)  # killed: nothing more is written
-    assert (cache.disk.view().given_up, cache.disk.view().waiting) == (0, 0)
+    assert cache.disk.view().given_up == 0
+    assert cache.disk.view().waiting == 0
     again = engine_on(tmp_path, kind)
     assert [ask(again, prompt).done.stats.source for prompt in prompts] == ["disk"] * n
     again.prefix_cache.close()

@@ -25,7 +25,7 @@ from pyctl.errors import EngineError, UnavailableError
 from pyctl.prompt import Prompt
 from tests.fake import FakeBackend
 from tests.unit.engine.drive import ManualClock, request, tier_on
-from tests.unit.engine.test_worker import ENDLESS, PROMPT, result
+from tests.unit.engine.watched_worker import ENDLESS, PROMPT, result
 from tests.unit.server.fake import INFO
 from tests.waiting import until
 

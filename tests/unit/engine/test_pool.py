@@ -22,9 +22,9 @@ from pyctl.engine.worker import Worker
 from pyctl.prompt import Prompt
 from tests.fake import FakeBackend
 from tests.unit.engine.drive import ask, cold, request, tier_on
-from tests.unit.engine.test_engine import chat
+from tests.unit.engine.messages import chat
 from tests.unit.engine.test_scheduler import check_held
-from tests.unit.engine.test_worker import INFO
+from tests.unit.server.fake import INFO
 
 LONG = 32_768
 POOL = PoolPlan.of(11, LONG + 8192, 16, 1_000_000)
@@ -83,7 +83,8 @@ def test_files_do_not_depend_on_it(
         engine.prefix_cache.close()
     written, read = replies
     assert read.tokens == written.tokens == cold(FakeBackend(kind), prompt).tokens
-    assert (read.done.stats.source, read.done.stats.n_cached) == ("disk", prompt.end)
+    assert read.done.stats.source == "disk"
+    assert read.done.stats.n_cached == prompt.end
     assert backend.n_loaded == prompt.end
 
 
@@ -99,7 +100,8 @@ def test_a_slot_file_brings_rows_back_to_their_places(tmp_path: Path) -> None:
         assert admin.restore(0, tmp_path / "file").result(60).n_tokens == len(prompt)
         done = list(worker.submit(request(Prompt.of([*prompt.tokens, 7, 8, 9]), 1)))[-1]
         assert isinstance(done, Done)
-        assert (done.stats.source, done.stats.n_evaluated) == ("live", 3)
+        assert done.stats.source == "live"
+        assert done.stats.n_evaluated == 3
     finally:
         worker.close()
 

@@ -38,7 +38,8 @@ def test_a_sequence_comes_back_in_spans(tmp_path: Path, n: int) -> None:
         == (tmp_path / "a").stat().st_size
     )
     saved = load_file(tmp_path / "a", "me")
-    assert (saved.tokens.tolist(), saved.ends) == (seq.tokens.tolist(), tuple(seq.ends))
+    assert saved.tokens.tolist() == seq.tokens.tolist()
+    assert saved.ends == tuple(seq.ends)
     assert saved.n_bytes == (tmp_path / "a").stat().st_size
     other = FakeBackend("hybrid", n_ctx=2 * SPAN, n_ubatch=2 * SPAN)
     other.memory.restore(0, 0, saved.spans, saved.state)

@@ -31,7 +31,7 @@ from tests.unit.engine.drive import (
     request,
     tier_on,
 )
-from tests.unit.engine.test_engine import KINDS, chat
+from tests.unit.engine.messages import KINDS, chat
 from tests.waiting import until
 
 STORED = chat((1, 300), (2, 240))
@@ -169,7 +169,8 @@ def test_stalled_read_is_a_miss_and_pauses_the_disk(
     later.start()
     reply = within(60, lambda: ask(engine, STORED))
     later.join()
-    assert (reply.tokens, reply.done.stats.source) == (expected, "none")
+    assert reply.tokens == expected
+    assert reply.done.stats.source == "none"
     assert tier.reader.is_stalled
     engine.prefix_cache.cache.clear()
     within(60, lambda: ask(engine, OTHER))
@@ -183,7 +184,8 @@ def test_stalled_read_is_a_miss_and_pauses_the_disk(
     for seed in (4, 5):
         ask(engine, chat((seed, 200)))
     reply = ask(engine, STORED)
-    assert (reply.tokens, reply.done.stats.source) == (expected, "disk")
+    assert reply.tokens == expected
+    assert reply.done.stats.source == "disk"
     check_invariants(engine.prefix_cache.cache)
     engine.prefix_cache.close()
 

@@ -28,7 +28,7 @@ from pyctl.prompt import Prompt
 from tests.fake import FakeBackend
 from tests.unit.cache.checks import check_invariants
 from tests.unit.engine.drive import ask, cold, flushed, request, standing, tier_of, tier_on, watch
-from tests.unit.engine.test_engine import KINDS, chat
+from tests.unit.engine.messages import KINDS, chat
 
 
 class Steady(Costs):
@@ -185,7 +185,8 @@ def test_of_a_snapshot_whose_rows_are_in_memory_only_the_state_is_read(
     reply = ask(engine, inner)
     assert reply.tokens == expected[1]
     if kind == "hybrid":  # rows alone suffice where there is no state
-        assert (reply.done.stats.source, reply.done.stats.n_cached) == ("disk", 540)
+        assert reply.done.stats.source == "disk"
+        assert reply.done.stats.n_cached == 540
         assert read == [engine.backend.state_size(0)]
     check_invariants(cache)
     engine.prefix_cache.close()

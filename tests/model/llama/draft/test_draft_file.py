@@ -85,7 +85,8 @@ def test_drafts_are_no_longer_than_the_block(
         found = with_inferred_type(
             DraftSettings(draft_path=str(path), n_draft=n, n_draft_min=n_min)
         )
-        assert (found.n_draft, found.n_draft_min) == (min(n, maximum), min(n_min, maximum))
+        assert found.n_draft == min(n, maximum)
+        assert found.n_draft_min == min(n_min, maximum)
         told = [record.message for record in caplog.records if record.levelno == logging.WARNING]
         warning = f"{path} drafts at most {maximum} tokens at a time, not {n} (--spec-draft-n-max)"
         assert told == [warning] * (n > maximum)

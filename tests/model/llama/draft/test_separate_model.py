@@ -220,7 +220,8 @@ def saved(model: SeparateModel, n: int, seq: int = 0, first: int = 0) -> tuple[B
     rows = model.save_rows(seq, first, n)
     state = model.save_state(seq, n)
     model.synchronize()
-    assert (rows.size, state.size) == (model.rows_size(first, n), model.state_size(seq))
+    assert rows.size == model.rows_size(first, n)
+    assert state.size == model.state_size(seq)
     return rows, state
 
 

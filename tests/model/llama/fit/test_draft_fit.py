@@ -185,7 +185,8 @@ def test_without_a_gpu_nothing_drafts_by_default(
     path = str(model_path("tiny-hybrid-nextn"))
     loaded = load(ModelSettings(path=path, n_ctx=1024, n_threads=1, devices=("none",)), drafts=AUTO)
     loaded.backend.unload()
-    assert (loaded.drafts, loaded.backend.facts.draft_type) == (NONE, "")
+    assert loaded.drafts == NONE
+    assert loaded.backend.facts.draft_type == ""
     assert "the model has a draft head: --spec-type draft-mtp enables it" in caplog.text
 
 

@@ -226,7 +226,8 @@ def test_a_constraint_that_allows_nothing_more_ends_the_reply(model: Loaded) -> 
         (bound(json_constraint({"const": "ab"})), '"ab"'),
     ):
         reply = said(model, **fields, ignore_eos=True)
-        assert (reply.text, reply.done.stop_type) == (text, "eos")
+        assert reply.text == text
+        assert reply.done.stop_type == "eos"
 
 
 def test_any_text_until_a_word(model: Loaded) -> None:

@@ -149,6 +149,69 @@ def test_no_more_is_lost_than_the_budget(
     assert run.time <= run.plain * (1 + LOSS) + BUDGET + last
 
 
+Adversary = Callable[[DraftLengthController, int], float]
+"""The share of the drafts that it accepts, by the controller and the number of the step."""
+
+
+def spoil(controller: DraftLengthController, step: int) -> float:
+    """Accept all drafts until the budget is full, then none until it is empty."""
+    return float(controller.costs(1).budget < BUDGET)
+
+
+def trust(controller: DraftLengthController, step: int) -> float:
+    """Accept all drafts as long as the controller takes to trust them, then none."""
+    return float(step % 120 < 60)
+
+
+@settings(max_examples=examples(60))
+@given(
+    slope=st.floats(0, 1),
+    adversary=st.one_of(
+        st.sampled_from([spoil, trust]),
+        st.lists(st.floats(0, 1), min_size=1, max_size=40).map(
+            lambda shares: lambda controller, step: shares[step % len(shares)]
+        ),
+    ),
+    limit=st.integers(1, 64),
+    draft_ms=st.sampled_from([0.0, 0.5, 5.0]),
+    origin=st.sampled_from([SOME, TEXT]),
+)
+def test_no_adversary_takes_more_than_the_budget(
+    slope: float, adversary: Adversary, limit: int, draft_ms: float, origin: Origin
+) -> None:
+    """The adversary chooses how many drafts are right after it has seen their number."""
+    cost = line(slope)
+    controller = measured(cost, limit=limit, draft_ms=draft_ms)
+    costs = controller.costs(1)
+    run = Run()
+    for step in range(400):
+        n = controller.length(0, origin, limit)
+        n_right = int(adversary(controller, step) * n)
+        proposing_ms = draft_ms * n if origin is SOME else 0.0
+        run.time += cost(1 + n) + proposing_ms / 10
+        run.plain += 1 + n_right
+        proposing = (n, proposing_ms) if n and origin is SOME else None
+        controller.record({0: n_right}, 1 + n, 10 * cost(1 + n), proposing)
+        if n:
+            controller.learn(0, origin, n, n_right)
+        assert 0 <= costs.budget <= 2 * BUDGET
+        last = cost(1 + limit) + draft_ms * limit / 10
+        assert run.time <= run.plain * (1 + LOSS) + BUDGET + last
+
+
+@settings(max_examples=examples(60))
+@given(
+    steps=st.lists(st.tuples(st.integers(0, 64), st.floats(0, 1), st.floats(0.1, 1e6)), max_size=60)
+)
+def test_the_budget_is_never_below_zero_whatever_a_step_takes(
+    steps: list[tuple[int, float, float]],
+) -> None:
+    controller = measured(line(0.1))
+    for n, share, ms in steps:
+        took(controller, SOME, n, int(share * n), ms)
+        assert 0 <= controller.costs(1).budget <= 2 * BUDGET
+
+
 @pytest.mark.parametrize("slope", [0.05, 0.3, 1.0])
 @pytest.mark.parametrize("limit", [3, 64])
 def test_what_is_never_right_pauses(slope: float, limit: int) -> None:

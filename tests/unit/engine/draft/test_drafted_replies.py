@@ -119,7 +119,8 @@ FIELDS = st.fixed_dictionaries(
 
 def check_reply(reply: Reply, expected: Reply) -> None:
     assert reply.error is None
-    assert (reply.text, reply.tokens) == (expected.text, expected.tokens)
+    assert reply.text == expected.text
+    assert reply.tokens == expected.tokens
     assert reply.done.stop_type == expected.done.stop_type
     assert reply.done.stopping_word == expected.done.stopping_word
     assert reply.done.timings.n_predicted == expected.done.timings.n_predicted

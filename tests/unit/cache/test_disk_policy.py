@@ -4,53 +4,25 @@ compares with.
 
 from __future__ import annotations
 
-import hashlib
-import itertools
-import os
 from collections.abc import Sequence
-from pathlib import Path
-from unittest.mock import DEFAULT, Mock
 
-import numpy as np
 import pytest
-import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pyctl.cache.disk_policy import DiskPolicy, Selection
-from pyctl.cache.recent import Recent, RecentMatches, RecentPrompts
-from pyctl.disk.recent_files import RecentFiles
+from pyctl.cache.recent import Recent, RecentPrompts
 from pyctl.errors import RequestError
-from pyctl.files.atomic_file import FileCalls
 from pyctl.prompt import Prompt, common_prefix
+from tests.unit.cache.recent_prompts import (
+    boundaries,
+    chat,
+    matches,
+    of_length,
+    recents,
+    tokens,
+)
 from tools.disk_simulation import ROW_BYTES, STATE_BYTES, WORKLOADS, Writer, prompt_of, simulate
-
-
-def prompts(*texts: str) -> list[Recent]:
-    return [Recent(Prompt.of([int(token) for token in text.split()])) for text in texts]
-
-
-def matches(prompt: Prompt, recent: Sequence[Recent] = ()) -> RecentMatches:
-    return RecentMatches(
-        prompt, recent, [common_prefix(one.prompt.tokens, prompt.tokens) for one in recent]
-    )
-
-
-def of_length(n: int, *boundaries: int) -> Prompt:
-    return Prompt.of(np.arange(n), boundaries)
-
-
-def chat(*lengths: int, seed: str = "", upto: int = 0) -> Prompt:
-    """Return messages of these lengths and a generation header of 4 tokens; those after ``upto``
-    depend on ``seed``.
-    """
-    texts = [f"{i}:{length}:{seed if i >= upto else ''}" for i, length in enumerate(lengths)]
-    parts = [
-        np.random.default_rng(list(text.encode())).integers(10, 9999, length)
-        for text, length in zip(texts, lengths, strict=True)
-    ]
-    return Prompt.of(np.concatenate([*parts, np.array([1, 2, 3, 4])]), np.cumsum(lengths))
-
 
 # -- select
 # ----------------------------------------------------------------------------------
@@ -135,14 +107,6 @@ def test_of_three_still_to_be_evaluated_the_scope_waits() -> None:
     assert policy.select(recent, min_tokens=50, cold_max=0, start=600).positions == (600, 900, 1010)
 
 
-tokens = st.lists(st.integers(0, 2), min_size=1, max_size=24)
-boundaries = st.sets(st.integers(1, 23), max_size=6)
-recents = st.lists(
-    st.builds(lambda t, b, n: Recent(Prompt.of(t, b), n), tokens, boundaries, st.integers(0, 7)),
-    max_size=6,
-)
-
-
 @given(
     ids=tokens,
     at=boundaries,
@@ -221,7 +185,8 @@ def test_other_forms_with_the_word_are_refused(text: str) -> None:
 )
 def test_a_server_may_also_write_what_leaves_ram(text: str, name: str, spill: bool) -> None:
     policy = DiskPolicy.of_server(text)
-    assert (policy.name, policy.spill) == (name, spill)
+    assert policy.name == name
+    assert policy.spill == spill
     prompt = chat(900, 40, 30)
     given = {"min_tokens": 0, "cold_max": 0}
     if name != "spill":
@@ -305,200 +270,6 @@ def test_a_bad_override_is_refused(values: Sequence[object], message: str) -> No
             DiskPolicy.of_request(value, DiskPolicy.of_server("auto,spill"))
 
 
-# -- the list of recent prompts
-# ----------------------------------------------------------------------------------
-
-
-def contents(log: RecentPrompts) -> list[tuple[list[int], tuple[int, ...], int]]:
-    return [
-        (one.prompt.tokens.tolist(), one.prompt.boundaries, one.left) for one in log.newest_first()
-    ]
-
-
-def test_a_conversation_is_one_entry_and_the_newest_comes_first() -> None:
-    log = RecentPrompts()
-    first = chat(30, 10)
-    second = chat(30, 10, 20, 10)
-    other = chat(40, 5)
-    for prompt in (first, other, second, second):
-        log.add(prompt)
-    assert [one.prompt for one in log.newest_first()] == [second, other]
-    assert [one.left for one in log.newest_first()] == [1, 0]
-
-
-def test_the_list_is_bounded() -> None:
-    log = RecentPrompts(capacity=3, max_tokens=100)
-    for i in range(5):
-        log.add(Prompt.of([i] * 10))
-    assert [one.prompt.tokens[0] for one in log.newest_first()] == [4, 3, 2]
-    log.add(Prompt.of([7] * 85))
-    assert [len(one.prompt) for one in log.newest_first()] == [85, 10]
-    log.add(Prompt.of([8] * 101))
-    assert len(log) == 0
-
-
-@given(ids=st.lists(st.tuples(tokens, boundaries, st.booleans()), max_size=12), prompt=tokens)
-def test_all_are_compared_with_one_comparison(
-    ids: list[tuple[list[int], set[int], bool]], prompt: list[int]
-) -> None:
-    log = RecentPrompts(capacity=5, max_tokens=60)
-    new = Prompt.of(prompt)
-    for each, at, for_disk in ids:
-        log.add(Prompt.of(each, at), for_disk=for_disk)
-        assert log.compare(new).shared == matches(new, log.newest_first()).shared
-    reloaded = RecentPrompts(capacity=5, max_tokens=60)
-    reloaded.load(log.newest_first())
-    assert reloaded.compare(new).shared == log.compare(new).shared
-
-
-def test_what_stays_off_the_disk_is_compared_with_but_not_by_a_policy() -> None:
-    log = RecentPrompts()
-    stored = chat(600, 100)
-    private = chat(600, 100, 50)
-    longer = chat(600, 100, 50, 40)
-    log.add(stored)
-    log.add(private, for_disk=False)
-    assert [one.prompt for one in log.newest_first()] == [private, stored], (
-        "it takes nothing from the policy"
-    )
-    found = log.compare(longer)
-    assert found.nearest().recent.prompt is private  # type: ignore[union-attr]
-    assert found.nearest(1, for_disk=True).recent.prompt is stored  # type: ignore[union-attr]
-    log.add(longer)
-    assert [one.prompt for one in log.newest_first()] == [longer]
-
-
-def files_in(directory: Path) -> list[str]:
-    return sorted(path.name for path in directory.iterdir())
-
-
-@given(
-    recent=st.lists(
-        st.tuples(st.lists(st.integers(0, 150_000), min_size=1), boundaries), max_size=6
-    )
-)
-def test_the_list_survives_a_restart(
-    recent: list[tuple[list[int], set[int]]], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    path = tmp_path_factory.mktemp("log") / "prompts"
-    log = RecentPrompts()
-    files = RecentFiles(path)
-    for ids, at in recent:
-        log.add(Prompt.of(ids, at))
-        files.save(log.newest_first())
-        loaded = RecentPrompts()
-        loaded.load(RecentFiles(path).load())
-        assert contents(loaded) == contents(log)
-        assert len(files_in(path)) == len(log)
-
-
-@pytest.mark.parametrize("step", [0, -10])
-def test_the_list_keeps_its_order_whatever_the_clock_says(tmp_path: Path, step: int) -> None:
-    clock = itertools.count(10**18, step)
-    log = RecentPrompts()
-    files = RecentFiles(tmp_path, clock_ns=clock.__next__)
-    for seed in range(12):
-        log.add(chat(30, 10, seed=str(seed)))
-        files.save(log.newest_first())
-        if seed % 4 == 3:  # a restart
-            files = RecentFiles(tmp_path)
-            log.load(files.load())
-    assert contents(log)[0][0] == chat(30, 10, seed="11").tokens.tolist()
-    found = [one.prompt.tokens.tolist() for one in RecentFiles(tmp_path).load()]
-    assert found == [chat(30, 10, seed=str(seed)).tokens.tolist() for seed in reversed(range(12))]
-
-
-def test_a_save_writes_what_is_new_and_removes_what_is_continued(tmp_path: Path) -> None:
-    log = RecentPrompts()
-    files = RecentFiles(tmp_path)
-    log.add(chat(30, 10))
-    log.add(chat(40, 5))
-    files.save(log.newest_first())
-    first, second = files_in(tmp_path)
-    log.add(chat(30, 10, 20, 10))
-    log.add(chat(50, 5), for_disk=False)
-    files.save(log.newest_first())
-    kept, new = files_in(tmp_path)
-    assert (kept, new > second) == (second, True)
-    assert first not in (kept, new)
-    files.save(log.newest_first())
-    assert files_in(tmp_path) == [kept, new]
-
-
-def test_the_files_are_bounded_and_the_oldest_go(tmp_path: Path) -> None:
-    log = RecentPrompts()
-    files = RecentFiles(tmp_path, max_bytes=5_000)
-    for seed in range(12):
-        log.add(chat(300, 100, seed=str(seed)))
-        files.save(log.newest_first())
-        assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 5_000
-    found = RecentFiles(tmp_path).load()
-    assert len(found) > 3
-    newest = [one.prompt.tokens.tolist() for one in log.newest_first()]
-    assert [one.prompt.tokens.tolist() for one in found] == newest[: len(found)]
-    files.save(log.newest_first())
-    assert len(files_in(tmp_path)) == len(found), "what went for want of room is not written again"
-    log.add(chat(9000))
-    files.save(log.newest_first())
-    assert len(files_in(tmp_path)) == len(found), "what can never fit drives nothing out"
-
-
-def test_nothing_is_written_that_the_day_has_no_bytes_for(tmp_path: Path) -> None:
-    left = [1]
-    log = RecentPrompts()
-    files = RecentFiles(tmp_path, spend=lambda n_bytes: bool(left and left.pop()))
-    log.add(chat(30, 10))
-    log.add(chat(40, 10))
-    files.save(log.newest_first())
-    assert len(files_in(tmp_path)) == 1
-    left.append(1)
-    files.save(log.newest_first())
-    assert len(files_in(tmp_path)) == 2
-
-
-def test_damaged_files_are_removed_and_the_others_are_read(tmp_path: Path) -> None:
-    log = RecentPrompts()
-    assert RecentFiles(tmp_path / "none").load() == []
-    log.add(chat(30, 10))
-    log.add(chat(40, 10))
-    RecentFiles(tmp_path).save(log.newest_first())
-    path, other = sorted(tmp_path.iterdir())
-    whole = path.read_bytes()
-    damaged = [whole[:n] for n in range(len(whole))] + [whole + b"\0"]
-    damaged += [whole[:i] + bytes([whole[i] ^ 0x40]) + whole[i + 1 :] for i in range(len(whole))]
-    for data in damaged:
-        path.write_bytes(data)
-        assert len(RecentFiles(tmp_path).load()) == 1
-        assert not path.exists()
-    path.write_bytes(whole)
-    assert len(RecentFiles(tmp_path).load()) == 2
-    (tmp_path / "note").write_bytes(b"x")
-    RecentFiles(tmp_path).load()
-    assert files_in(tmp_path) == sorted([path.name, other.name, "note"])
-
-
-def test_a_file_of_another_layout_is_damage(tmp_path: Path) -> None:
-    for numbers in ([3], [5, 0, 0, 1, 2], [-4, 9, 0], [2, -1, 0, 7, 7], [2, 1, 0, 1, 2]):
-        frame = zstandard.compress(np.array(numbers, "<i4").tobytes())
-        data = b"PYRP\x01" + hashlib.blake2b(frame, digest_size=16).digest() + frame
-        (tmp_path / f"{1:016x}-{1:08x}.prompt").write_bytes(data)
-        assert RecentFiles(tmp_path).load() == []
-
-
-def test_a_list_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
-    log = RecentPrompts()
-    full = OSError(28, "No space left on device")
-    calls = FileCalls(replace=Mock(wraps=os.replace, side_effect=[full, DEFAULT]))
-    files = RecentFiles(tmp_path, calls=calls)
-    log.add(chat(30, 10))
-
-    with pytest.raises(OSError, match="No space"):
-        files.save(log.newest_first())
-    assert files_in(tmp_path) == []
-    files.save(log.newest_first())
-    assert len(files_in(tmp_path)) == 1
-
-
 # -- the simulation
 # ----------------------------------------------------------------------------------
 
@@ -509,33 +280,38 @@ def test_the_simulation_counts_as_by_hand() -> None:
     fan = [chat(600, 100, seed=str(i), upto=1) for i in range(3)]
 
     tally = simulate(fan, DiskPolicy("auto"))
-    assert (tally.requests, tally.hits, tally.cached, tally.cacheable) == (3, 1, 600, 1200)
-    assert (tally.states, tally.written) == (1, 600 * row + state)
+    assert tally.requests == 3
+    assert tally.hits == 1
+    assert tally.cached == 600
+    assert tally.cacheable == 1200
+    assert tally.states == 1
+    assert tally.written == 600 * row + state
 
     tally = simulate(fan, DiskPolicy("full"))
-    assert (tally.hits, tally.cached, tally.states, tally.written) == (
-        0,
-        0,
-        3,
-        3 * (700 * row + state),
-    )
+    assert tally.hits == 0
+    assert tally.cached == 0
+    assert tally.states == 3
+    assert tally.written == 3 * (700 * row + state)
 
     talk = [chat(600, 100), chat(600, 100, 50, 60), chat(600, 100, 50, 60, 40, 30)]
     tally = simulate(talk, DiskPolicy("full"))
-    assert (tally.hits, tally.cached, tally.cacheable) == (2, 700 + 810, 700 + 810)
-    assert (tally.states, tally.written) == (3, 880 * row + 3 * state)
+    assert tally.hits == 2
+    assert tally.cached == 700 + 810
+    assert tally.cacheable == 700 + 810
+    assert tally.states == 3
+    assert tally.written == 880 * row + 3 * state
 
     tally = simulate(talk, DiskPolicy("auto"))
-    assert (tally.hits, tally.cached) == (1, 810)
-    assert (tally.states, tally.written) == (3, 880 * row + 3 * state)  # 600 and 810, then 880
+    assert tally.hits == 1
+    assert tally.cached == 810
+    assert tally.states == 3
+    assert tally.written == 880 * row + 3 * state
 
     tally = simulate(talk, DiskPolicy.parse("650"))
-    assert (tally.hits, tally.cached, tally.states, tally.written) == (
-        2,
-        1300,
-        1,
-        650 * row + state,
-    )
+    assert tally.hits == 2
+    assert tally.cached == 1300
+    assert tally.states == 1
+    assert tally.written == 650 * row + state
     assert simulate(talk, DiskPolicy("off")).hits == 0
 
 

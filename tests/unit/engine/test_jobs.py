@@ -1,4 +1,6 @@
-"""Reads by other threads: at once while the engine's thread waits, never while it is at work."""
+"""Jobs of other threads: their results, and reads while the engine's thread waits, never while it
+is at work.
+"""
 
 from __future__ import annotations
 
@@ -101,3 +103,58 @@ def test_the_end_fails_what_waits() -> None:
     other = queued(reads)
     reads.fail(None)
     assert other.cancelled()
+
+
+def test_a_job_holds_the_result_or_the_error_of_its_function() -> None:
+    job = Job(lambda: 7)
+    job.run()
+    assert job.future.result(0) == 7
+    failing: Job[float] = Job(lambda: 1 / 0)
+    failing.run()
+    with pytest.raises(ZeroDivisionError):
+        failing.future.result(0)
+
+
+def test_a_cancelled_job_does_not_run() -> None:
+    calls: list[int] = []
+    job = Job(lambda: calls.append(1))
+    assert job.future.cancel()
+    job.run()
+    assert calls == []
+
+
+@pytest.mark.parametrize("is_running", [False, True])
+def test_a_job_that_fails_from_outside_keeps_that_error(is_running: bool) -> None:
+    """Its thread may never return, or set a result that no caller waits for."""
+    job = Job(lambda: 7)
+    if is_running:
+        job.future.set_running_or_notify_cancel()
+    job.fail(ValueError("the thread ended"))
+    with pytest.raises(ValueError, match="the thread ended"):
+        job.future.result(0)
+
+
+def test_a_function_that_returns_after_its_job_failed_changes_nothing() -> None:
+    job: Job[int]
+
+    def late() -> int:
+        job.fail(ValueError("hangs"))
+        return 7
+
+    job = Job(late)
+    job.run()
+    with pytest.raises(ValueError, match="hangs"):
+        job.future.result(0)
+
+
+def test_a_job_without_an_error_is_cancelled() -> None:
+    job = Job(lambda: 7)
+    job.fail(None)
+    assert job.future.cancelled()
+
+
+def test_no_sequence_and_no_model_are_needed_unless_a_job_names_them() -> None:
+    job = Job(lambda: 7)
+    assert job.seq == -1
+    assert not job.needs_model
+    assert Job(lambda: 7, needs_model=True, seq=3).seq == 3
