@@ -99,9 +99,10 @@ def _with_reply(request: ChatRequest, body: ChatBody, settings: ReplySettings) -
     message = body.reasoning.message
     if message is None:
         message = settings.reasoning_budget_message
+    reasoning_format = _reasoning_format(body.options, settings.reasoning_format)
     return replace(
         request,
-        reasoning_format=_reasoning_format(body.options, settings.reasoning_format),
+        reasoning_format=reasoning_format,
         schema=body.structured.schema(),
         reasoning_budget=_reasoning_budget(body.reasoning, body.options, settings),
         reasoning_budget_message=message,

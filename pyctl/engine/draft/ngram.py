@@ -49,11 +49,11 @@ class NgramSource:
         self.maximum = maximum
         self._n_match = n_match
         self._drop = pow(_FACTOR, n_match - 1, 2**64)
-        self.running: dict[int, tuple[Text, Places]] = {}
+        self.running: dict[int, tuple[Text, HashedPositions]] = {}
 
     def begin(self, key: int, prompt: Tokens) -> None:
         text = Text(prompt)
-        places = Places(self._n_match)
+        places = HashedPositions(self._n_match)
         self.running[key] = text, places
 
     def match(self, job: DraftJob, draft: tuple[int, ...] = ()) -> Match:
@@ -194,7 +194,7 @@ def _append_new(text: Text, job: DraftJob) -> None:
         text.append(sure)
 
 
-class Places:
+class HashedPositions:
     """Start positions of n-grams by hash: a sorted array, and a dict for the latest. Equal hashes:
     the last position.
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pyctl.cache import device_copies
-from pyctl.cache.device_copies import DeviceCopies, max_unwritten
-from pyctl.cache.ports import MAX_UNWRITTEN_BYTES
+from pyctl.cache.device_copies import DeviceCopies
+from pyctl.cache.device_limits import MAX_UNWRITTEN_BYTES, DeviceLimits
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import Block, BlockBytes, HeldRows, Snapshot
 from pyctl.errors import StateError
@@ -52,7 +51,8 @@ class Bench:
     def __init__(self) -> None:
         self.memory = FakeMemory()
         self.cache = RamCache(0, None)
-        self.copies = DeviceCopies(self.memory, self.cache.held)  # type: ignore[arg-type]
+        limits = DeviceLimits(unwritten_bytes=LIMIT)
+        self.copies = DeviceCopies(self.memory, self.cache.held, limits)  # type: ignore[arg-type]
 
     def on_device(self, seed: int, n: int) -> Snapshot:
         """Return a snapshot in the cache whose rows only the device has."""
@@ -63,8 +63,7 @@ class Bench:
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
-    monkeypatch.setattr(device_copies, "MAX_UNWRITTEN_BYTES", LIMIT)
+def bench() -> Bench:
     return Bench()
 
 
@@ -73,7 +72,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     [(None, MAX_UNWRITTEN_BYTES), (0, MAX_UNWRITTEN_BYTES), (2**32, 2**31)],
 )
 def test_what_may_wait_grows_with_the_cache(budget: int | None, maximum: int) -> None:
-    assert max_unwritten(budget) == maximum
+    assert DeviceLimits().max_unwritten(budget) == maximum
 
 
 def test_the_rows_of_most_expected_use_are_copied_first(bench: Bench) -> None:

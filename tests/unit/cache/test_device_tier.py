@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from pyctl.cache import device_tier
 from pyctl.cache.cache_stats import RequestStats
-from pyctl.cache.device_tier import DeviceTier, max_unwritten
-from pyctl.cache.ports import MAX_UNWRITTEN_BYTES
+from pyctl.cache.device_limits import DeviceLimits
+from pyctl.cache.device_tier import DeviceTier
 from pyctl.cache.sequence import LiveSequence
 from pyctl.cache.snapshot import Snapshot
 from pyctl.errors import StateError
@@ -33,18 +32,6 @@ def holding(*seeds: int, budget: int | None = None, n: int = 300) -> tuple[Steps
     steps.seq = LiveSequence(0, CAPACITY)
     steps.memory.synchronize()
     return steps, made
-
-
-@pytest.mark.parametrize(
-    ("budget", "maximum"),
-    [
-        (None, MAX_UNWRITTEN_BYTES),
-        (0, MAX_UNWRITTEN_BYTES),
-        (8 * MAX_UNWRITTEN_BYTES, 4 * MAX_UNWRITTEN_BYTES),
-    ],
-)
-def test_half_of_a_large_cache_may_wait_for_the_disk(budget: int | None, maximum: int) -> None:
-    assert max_unwritten(budget) == maximum
 
 
 def test_a_saved_segment_stays_on_the_device() -> None:
@@ -81,7 +68,8 @@ def test_shrinking_to_what_is_there_changes_nothing() -> None:
 
 def test_rows_without_room_in_ram_go_with_their_snapshots() -> None:
     steps, made = holding(1, 2)
-    steps.ram.budget = steps.ram.shared.n_bytes = steps.ram.n_bytes
+    steps.ram.budget.limit = steps.ram.n_bytes
+    steps.ram.budget.shared.n_bytes = steps.ram.n_bytes
     with steps.ram.locked(made[0]):
         assert steps.cache.device.shrink(300)
     assert steps.cache.device.counts.lost == 300
@@ -91,7 +79,8 @@ def test_rows_without_room_in_ram_go_with_their_snapshots() -> None:
 
 def test_rows_of_a_locked_snapshot_that_ram_has_no_room_for_stay() -> None:
     steps, made = holding(1)
-    steps.ram.budget = steps.ram.shared.n_bytes = steps.ram.n_bytes
+    steps.ram.budget.limit = steps.ram.n_bytes
+    steps.ram.budget.shared.n_bytes = steps.ram.n_bytes
     with steps.ram.locked(*made):
         assert not steps.cache.device.shrink(0)
     assert made[0].segment.held is not None
@@ -116,7 +105,7 @@ def test_rows_that_ram_has_too_can_leave_at_no_cost() -> None:
     device = steps.cache.device
     assert not device.can_shrink(0, 0.0)
     assert device.can_shrink(300, 0.0)
-    device.copy_spare(snapshot.segment)
+    device.copies.copy_spare(snapshot.segment)
     assert snapshot.segment.rows.size > 0
     assert device.can_shrink(0, 0.0)
 
@@ -130,7 +119,7 @@ def test_rows_that_are_likely_to_be_used_do_not_leave_for_others() -> None:
 def test_rows_that_the_disk_has_are_not_copied_for_it() -> None:
     steps, (snapshot,) = holding(1)
     snapshot.segment.file.is_there = True
-    steps.cache.device.copy_spare(snapshot.segment)
+    steps.cache.device.copies.copy_spare(snapshot.segment)
     assert snapshot.segment.rows.size == 0
 
 
@@ -144,7 +133,7 @@ def test_blocks_for_the_disk_are_complete_and_fetched_once() -> None:
         return real(held, first, last)
 
     steps.memory.fetch = fetch
-    (block,) = steps.cache.device.rows_now([snapshot.segment])
+    (block,) = steps.cache.device.copies.rows_now([snapshot.segment])
     assert steps.memory.block_bytes().in_flight == 0
     steps.cache.device.to_ram(snapshot)
     assert fetched == [0]
@@ -168,10 +157,10 @@ def test_before_the_device_is_freed_everything_is_in_ram() -> None:
     check_invariants(steps.ram)
 
 
-def test_long_rows_are_split_at_batch_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_rows_are_split_at_batch_ends() -> None:
     steps = Steps(can_hold=True)
     row = steps.memory.shape.sizes.row
-    monkeypatch.setattr(device_tier, "PIECE_BYTES", 150 * row)
+    steps.cache.device.limits = DeviceLimits(piece_bytes=150 * row)
     prompt = prompt_of(1, 400)
     steps.evaluate(prompt.tokens)
     steps.cache.saver.save(steps.seq, steps.plan_of(prompt), RequestStats(400))
@@ -193,9 +182,9 @@ def test_a_memory_that_holds_nothing_copies_at_once() -> None:
     assert steps.cache.device.rows_size(0, 300) >= 300 * steps.memory.shape.sizes.row
 
 
-def test_a_save_that_fails_leaves_no_held_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_save_that_fails_leaves_no_held_rows() -> None:
     steps = Steps(can_hold=True)
-    monkeypatch.setattr(device_tier, "PIECE_BYTES", 100 * steps.memory.shape.sizes.row)
+    steps.cache.device.limits = DeviceLimits(piece_bytes=100 * steps.memory.shape.sizes.row)
     prompt = prompt_of(1, 400)
     steps.evaluate(prompt.tokens)
     real = steps.memory.save_rows

@@ -263,7 +263,7 @@ class Bench:
         n_slots: int = 4,
         disk: Disk | None = None,
         images: ImageReader | None = None,
-        pool: RequestPool | None = None,
+        request_pool: RequestPool | None = None,
         **info: Any,
     ) -> None:
         self.tokenizer: Any = tokenizer or chatml_tokenizer()
@@ -273,8 +273,8 @@ class Bench:
         backend = FakeBackend(n_ctx=N_CTX, n_seqs=n_seqs, n_vocab=known.n_vocab)
         cache = RamCache(n_slots, None)
         played = script is not None
-        pool = pool or RequestPool(give_back)
-        shared = AppState(settings or ServerSettings(), pool=pool)
+        request_pool = request_pool or RequestPool(give_back)
+        shared = AppState(settings or ServerSettings(), pool=request_pool)
         self.engine: Any = (
             ScriptedEngine(script, backend, cache)
             if played

@@ -133,14 +133,14 @@ def test_a_step_costs_the_same_after_a_long_text(name: str) -> None:
         request.propose(12)
         request.accept(())
         seen: list[int] = []
-        put = ngram.Places.put
+        put = ngram.HashedPositions.put
 
-        def counting(self: ngram.Places, text: ngram.Text, last: int) -> None:
+        def counting(self: ngram.HashedPositions, text: ngram.Text, last: int) -> None:
             seen.append(last - self._n_put)
             put(self, text, last)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(ngram.Places, "put", counting)
+            patch.setattr(ngram.HashedPositions, "put", counting)
             while request.n_sampled < 150:
                 request.accept(request.propose(12))
         return max(seen, default=0)
