@@ -6,12 +6,9 @@ import re
 
 import pytest
 
-from pyctl.chat.call_formats.delimiters import (
-    CallHead,
-    NameDelimiters,
-    ObjectDelimiters,
-    token_texts,
-)
+from pyctl.chat.call_formats.delimiters import CallHead, token_texts
+from pyctl.chat.call_formats.name_delimiters import NameDelimiters
+from pyctl.chat.call_formats.object_delimiters import ObjectDelimiters
 from pyctl.chat.call_formats.scan import NeedMoreInput
 from pyctl.chat.constraint import GrammarBuilder
 from pyctl.chat.tool_definitions import Tool, Tools

@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
-import time
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import DEFAULT, Mock
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from hypothesis import strategies as st
 
 from pyctl.cache.recent import RecentPrompts
 from pyctl.disk.recent_files import RecentFiles
+from pyctl.files.atomic_file import FileCalls
 from pyctl.prompt import Prompt
 from tests.unit.cache.recent_prompts import boundaries, chat, contents
 
@@ -46,13 +46,10 @@ def test_the_list_survives_a_restart(
 
 
 @pytest.mark.parametrize("step", [0, -10])
-def test_the_list_keeps_its_order_whatever_the_clock_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
-) -> None:
+def test_the_list_keeps_its_order_whatever_the_clock_says(tmp_path: Path, step: int) -> None:
     clock = itertools.count(10**18, step)
-    monkeypatch.setattr(time, "time_ns", lambda: next(clock))
     log = RecentPrompts()
-    files = RecentFiles(tmp_path)
+    files = RecentFiles(tmp_path, clock_ns=clock.__next__)
     for seed in range(12):
         log.add(chat(30, 10, seed=str(seed)))
         files.save(log.newest_first())
@@ -141,17 +138,15 @@ def test_a_file_of_another_layout_is_damage(tmp_path: Path) -> None:
         assert RecentFiles(tmp_path).load() == []
 
 
-def test_a_list_that_cannot_be_written_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_list_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
     log = RecentPrompts()
-    files = RecentFiles(tmp_path)
+    full = OSError(28, "No space left on device")
+    calls = FileCalls(replace=Mock(wraps=os.replace, side_effect=[full, DEFAULT]))
+    files = RecentFiles(tmp_path, calls=calls)
     log.add(chat(30, 10))
 
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", Mock(side_effect=OSError(28, "No space left on device")))
-        with pytest.raises(OSError, match="No space"):
-            files.save(log.newest_first())
+    with pytest.raises(OSError, match="No space"):
+        files.save(log.newest_first())
     assert files_in(tmp_path) == []
     files.save(log.newest_first())
     assert len(files_in(tmp_path)) == 1

@@ -172,7 +172,7 @@ def test_a_name_that_no_snapshot_has_is_not_there(make: Any) -> None:
 def test_pins_have_to_fit_into_the_cache(make: Any) -> None:
     bench = make()
     bench.ask(PROMPT)
-    bench.engine.prefix_cache.cache.budget = 1
+    bench.engine.prefix_cache.cache.budget.limit = 1
     with pytest.raises(RequestError, match="exceed --cache-ram"):
         result(bench.admin.pin(max(ids(bench)), True))
 

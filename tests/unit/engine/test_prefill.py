@@ -117,7 +117,12 @@ def test_free_batch_ends_are_those_of_a_backend_without_overhead() -> None:
     prompt = Prompt(chat((1, 1050)).tokens, starts, headers=starts[1::2])
     engine = engine_of(FakeBackend(n_ubatch=256, batch_cost=200))
     prefill = Prefill(
-        engine.backend, engine.cells, engine.prefix_cache, engine.counters, engine.state_reads
+        engine.backend,
+        engine.cells,
+        engine.prefix_cache,
+        engine.counters,
+        engine.state_reads,
+        engine.clock,
     )
     free = prefill.ends(prompt, free=True)
     assert free == batch_ends(prompt, engine.backend.facts.n_ubatch)

@@ -161,14 +161,21 @@ def test_stalled_read_is_a_miss_and_pauses_the_disk(
     expected = cold(FakeBackend(kind), STORED).tokens
     drive.hang(call)
 
+    replied = threading.Event()
+
     def advance() -> None:
+        """Let time pass until the reply: the request may look at the clock only later."""
         assert drive.waiting.wait(60)
-        clock.advance(SLOW_SECONDS + 1)
+        while not replied.wait(0.01):
+            clock.advance(SLOW_SECONDS + 1)
 
     later = threading.Thread(target=advance)
     later.start()
-    reply = within(60, lambda: ask(engine, STORED))
-    later.join()
+    try:
+        reply = within(60, lambda: ask(engine, STORED))
+    finally:
+        replied.set()
+        later.join()
     assert reply.tokens == expected
     assert reply.done.stats.source == "none"
     assert tier.reader.is_stalled
