@@ -16,7 +16,7 @@ from pyctl.llama.fit.breakdown import ALL_GPUS
 from pyctl.llama.fit.context_fit import ContextRange, fitting_context, known_sum
 from pyctl.llama.fit.empty_model import EmptyModel, empty_model
 from pyctl.llama.fit.layer_fit import CpuShare, LayerSizes
-from pyctl.llama.fit.places import HOST, ByPlace, Places
+from pyctl.llama.fit.places import HOST, ByPlace, MemoryPlaces
 from pyctl.llama.library.devices import devices, host_available
 from pyctl.llama.settings.draft_settings import FEATURE_TYPES, DraftSettings
 from pyctl.llama.settings.memory_plan import MIB, MemoryPlan
@@ -39,7 +39,7 @@ class DryRun:
     def __init__(
         self,
         model: EmptyModel,
-        places: Places,
+        places: MemoryPlaces,
         drafter: Drafter | None,
         *,
         n_seqs: int,
@@ -143,7 +143,7 @@ class HeadDrafter:
 
     settings: Resolved
     model: EmptyModel
-    places: Places
+    places: MemoryPlaces
     is_own: bool
 
     @property
@@ -233,7 +233,7 @@ def _drafter(
     return ModelDrafter(run, draft_cells(resolved, 0), draft_model.layer_bytes)
 
 
-def _places_of(resolved: Resolved) -> Places:
+def _places_of(resolved: Resolved) -> MemoryPlaces:
     """Return the memories of this machine at this moment, for the model of ``resolved``."""
     settings = resolved.model
     names = [gpu.name for gpu in resolved.gpus]
@@ -241,7 +241,7 @@ def _places_of(resolved: Resolved) -> Places:
     shares = dict.fromkeys(names, 1.0)
     if any(given):
         shares = dict(zip(names, chain(given, repeat(0.0)), strict=False))
-    return Places(
+    return MemoryPlaces(
         gpus=tuple(device for device in devices() if device.is_gpu),
         host_free=host_available(),
         shares=shares,

@@ -12,7 +12,7 @@ from pyctl.llama.fit.breakdown import ALL_GPUS, Parts
 from pyctl.llama.library.devices import Device
 from pyctl.llama.settings.memory_plan import Place, Usage
 
-__all__ = ["HOST", "ByPlace", "ContextUsage", "Places"]
+__all__ = ["HOST", "ByPlace", "ContextUsage", "MemoryPlaces"]
 
 HOST = "host"
 
@@ -36,7 +36,7 @@ class ContextUsage(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Places:
+class MemoryPlaces:
     """The memories of a machine, over which a model is spread.
 
     Attributes:
