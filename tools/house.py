@@ -53,6 +53,8 @@ SHAPE = "above a rule of shape"
 STAYS = "stays of a parameter"
 VISITS = "most visits of a parameter to one file"
 COUPLINGS = "couplings"
+MEANS = "percent of the lines of tests outside test functions"
+"""Imports, fixtures and helpers: a reader of a test has to look them up."""
 
 COLUMNS = {
     CODE: "code",
@@ -183,6 +185,15 @@ def is_private(node: ast.AST) -> bool:
     )
 
 
+def has_facts_in_tuples(node: ast.AST) -> bool:
+    """Return whether ``node`` asserts several facts at once, as a tuple that equals another one."""
+    return (
+        isinstance(node, ast.Assert)
+        and isinstance(node.test, ast.Compare)
+        and isinstance(node.test.left, ast.Tuple)
+    )
+
+
 def couplings() -> dict[str, float]:
     """Return the figures of how much the parts hold on to each other."""
     graph = module_graph()
@@ -194,6 +205,8 @@ def couplings() -> dict[str, float]:
         "monkeypatches in tests": sum(
             isinstance(node, ast.Attribute) and node.attr == "setattr" for node in of_tests
         ),
+        "assertions of several facts in tests": sum(map(has_facts_in_tuples, of_tests)),
+        MEANS: share_of_means(sorted((ROOT / "tests").rglob("*.py"))),
         "methods of the ports": n_port_methods(),
         "imports of cache by engine": n_arrows(graph, "cache", "engine"),
         "callables handed on in cache and engine": n_callables("cache", "engine"),
@@ -202,6 +215,27 @@ def couplings() -> dict[str, float]:
         "longest chain of imports": longest_chain(graph),
         "words of the glossary": n_glossary(),
     }
+
+
+def n_lines_of_tests(tree: ast.Module) -> int:
+    """Return the lines of the test functions of a module and of its classes, with their decorators,
+    which hold their tables.
+    """
+    number = 0
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith(
+            "test_"
+        ):
+            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+            assert node.end_lineno is not None
+            number += node.end_lineno - first + 1
+    return number
+
+
+def share_of_means(paths: Sequence[Path]) -> float:
+    """Return the percentage of lines of these files that are outside test functions."""
+    inside = sum(n_lines_of_tests(tree_of(path)) for path in paths)
+    return round(100 * (1 - inside / n_lines(paths)), 1)
 
 
 @cache
