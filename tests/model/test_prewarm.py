@@ -30,8 +30,8 @@ from pyctl.server.models import Models
 from pyctl.server.server_settings import ServerSettings
 from pyctl.terminal.conversation import ReplyDelta
 from pyctl.terminal.local import LocalBackend
+from tests.client import Client
 from tests.functions import function
-from tests.unit.server.fake import Client
 from tests.waiting import until
 
 STRIPS = """\
@@ -93,7 +93,7 @@ class Served:
         admin = EngineAdmin(self.worker, engine)
         replies = ReplySettings(**settings)
         self.service = HttpService(self.worker, chat, replies, shared, admin=admin)
-        self.client = Client(create_app(Models.of(self.service)))
+        self.client = Client.to_app(create_app(Models.of(self.service)))
 
     def post(self, path: str, body: Any) -> Any:
         response = self.client.post(path, json=body)

@@ -142,7 +142,9 @@ def test_other_kinds_are_sent_as_the_server_reads_them(
         part["image_url"]["url"] for part in messages[-1]["content"] if part["type"] == "image_url"
     )
     file = ImageFile.of(base64.b64decode(url.partition(",")[2]))
-    assert (file.kind, file.width, file.height) == ("jpeg" if kind == "jpeg" else "png", 320, 256)
+    assert file.kind == ("jpeg" if kind == "jpeg" else "png")
+    assert file.width == 320
+    assert file.height == 256
     assert timings["cache_n"] + timings["prompt_n"] > 80
 
 

@@ -248,7 +248,8 @@ def codex() -> Session:
         items += reply.items
         calls = [one for one in reply.items if one["type"] == "function_call"]
         for call in calls:
-            assert (call.get("namespace", ""), call["name"]) == (space, name)
+            assert call.get("namespace", "") == space
+            assert call["name"] == name
             items.append(
                 {
                     "type": "function_call_output",

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -18,6 +19,7 @@ import pytest
 from pyctl import measure
 from pyctl.llama.library.extension import core
 from pyctl.measure.server_process import clean_environment
+from tests.client import ChatReply, Client
 from tests.unit.engine.single_precision import F32_ROWS
 from tests.waiting import until
 
@@ -31,6 +33,17 @@ class Server:
     process: subprocess.Popen[bytes]
     url: str
     log_path: Path
+
+    @property
+    def client(self) -> Client:
+        """A client of the server."""
+        return Client.to_server(self.url, timeout=300)
+
+    def chat(self, messages: list[dict[str, Any]], **fields: Any) -> ChatReply:
+        """Return the greedy reply to a conversation, of 12 tokens unless ``fields`` have another
+        number.
+        """
+        return self.client.chat(messages, **{"max_tokens": 12, "temperature": 0, **fields})
 
     def log(self) -> str:
         return self.log_path.read_text(encoding="utf-8")

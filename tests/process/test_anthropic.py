@@ -110,7 +110,8 @@ def test_the_tool_runner_sends_the_whole_conversation_without_its_thread(server:
             extra_body={"temperature": 0},
         )
         replies = list(runner)
-    assert (len(replies), replies[0].stop_reason) == (2, "tool_use")
+    assert len(replies) == 2
+    assert replies[0].stop_reason == "tool_use"
     assert ["thread" in body for body in bodies] == [True, False, False]
     assert [[message["role"] for message in body["messages"]] for body in bodies[1:]] == [
         ["user"],

@@ -83,20 +83,27 @@ def test_a_port_that_is_taken_names_its_server(
     assert error.endswith(" answers there; --port 0 takes a free port")
 
 
-def test_help_and_version() -> None:
-    overview = pyctl("--help").stdout
-    assert overview.startswith("usage: pyctl")
-    assert max(map(len, overview.splitlines())) <= 80
+def test_the_version_names_the_bindings() -> None:
     assert re.fullmatch(
         r"pyctl \d+\.\d+\.\d+ \(llama-cpp-python [\d.]+\)\n", pyctl("--version").stdout
     )
+
+
+def test_help_gives_an_overview_and_the_flags_of_a_command() -> None:
+    overview = pyctl("--help").stdout
+    assert overview.startswith("usage: pyctl")
+    assert max(map(len, overview.splitlines())) <= 80
     assert pyctl().returncode == 2
     for command in ("serve", "chat"):
         result = pyctl(command, "--help")
         assert result.returncode == 0
         assert "--ctx-size" in result.stdout
+
+
+def test_help_on_nothing_that_there_is_names_the_sections() -> None:
     nothing = pyctl("serve", "--help", "nothing")
-    assert (nothing.returncode, nothing.stdout) == (2, "")
+    assert nothing.returncode == 2
+    assert nothing.stdout == ""
     assert nothing.stderr.startswith(
         "pyctl: error: --help: no section or flag 'nothing'; sections: general, model,"
     )

@@ -20,7 +20,7 @@ LIST = 'root ::= "[" [a-z]+ ("," [a-z]+)* "]"'
 TEXT = "def area(x):\n    return width(x) * height(x)\n\n"
 
 
-def ask(server: Server, prompt: str, n: int = 60, **fields: Any) -> dict[str, Any]:
+def completed(server: Server, prompt: str, n: int = 60, **fields: Any) -> dict[str, Any]:
     body = {
         "prompt": prompt,
         "n_predict": n,
@@ -29,9 +29,7 @@ def ask(server: Server, prompt: str, n: int = 60, **fields: Any) -> dict[str, An
         "return_tokens": True,
         **fields,
     }
-    response = httpx.post(f"{server.url}/completion", json=body, timeout=120)
-    assert response.status_code == 200, response.text
-    return dict(response.json())
+    return dict(server.client.post_json("/completion", body))
 
 
 def drafts_of(reply: dict[str, Any]) -> tuple[int, int]:
@@ -57,7 +55,7 @@ def test_clients_side_by_side_get_what_they_asked_for(
         "2048",
         *flags,
     )
-    whole = ask(server, TEXT * 4, 90)["content"]
+    whole = completed(server, TEXT * 4, 90)["content"]
     word = whole[30:33]
 
     def one(i: int) -> tuple[int, dict[str, Any]]:
@@ -70,7 +68,7 @@ def test_clients_side_by_side_get_what_they_asked_for(
             {"repeat_penalty": 1.3, "logit_bias": [[70, -100.0]]},
             {"post_sampling_probs": True, "n_probs": 2, "temperature": 0.6},
         ]
-        return i, ask(server, prompt, **kinds[i % 6])
+        return i, completed(server, prompt, **kinds[i % 6])
 
     with ThreadPoolExecutor(12) as pool:
         replies = dict(pool.map(one, range(36)))
@@ -116,13 +114,13 @@ def test_a_small_model_drafts_beside_the_others(
         "4",
     ]
     server = start("tiny-hybrid", *flags, "-c", "2048")
-    alone = ask(server, TEXT * 8, 150, cache_prompt=False)
+    alone = completed(server, TEXT * 8, 150, cache_prompt=False)
     with ThreadPoolExecutor(8) as pool:
         replies = list(
-            pool.map(lambda i: ask(server, TEXT * (3 + i % 5) + str(i % 3), 250), range(16))
+            pool.map(lambda i: completed(server, TEXT * (3 + i % 5) + str(i % 3), 250), range(16))
         )
     assert all(len(reply["tokens"]) == 250 for reply in replies)
-    again = ask(server, TEXT * 8, 150, cache_prompt=False)
+    again = completed(server, TEXT * 8, 150, cache_prompt=False)
     assert again["tokens"] == alone["tokens"]
     assert all(drafts_of(reply)[0] > 0 for reply in replies)
     assert not re.search(r"Traceback|internal error|draft source", server.log()), server.log()

@@ -14,14 +14,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 from pyctl.measure.server_process import clean_environment
 from tests.process.conftest import Server, n_on_disk
-from tests.process.test_ops import ask
+from tests.process.test_ops import ask_questions
 from tests.waiting import until
 
 Start = Callable[..., Server]
@@ -58,11 +57,6 @@ DEAF = ENDLESS + "evaluation_control.EvaluationControl.interrupt = lambda self: 
 """ENDLESS, and interrupts have no effect."""
 
 
-def asked(server: Server, question: str) -> Any:
-    """Return the timings of a reply, and where its prompt came from."""
-    return ask(server, question)["timings"]
-
-
 @contextlib.contextmanager
 def in_a_long_batch(server: Server) -> Iterator[list[str]]:
     """Yield the lines of a stream whose prompt is being evaluated, on a server that is
@@ -92,7 +86,7 @@ def test_sigterm_in_a_long_batch_stops_it_and_keeps_the_other_conversations(
 ) -> None:
     flags = (*LARGE, "--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "auto")
     server = start("tiny-hybrid", *flags, before=ENDLESS)
-    first = asked(server, "What is in chapter one?")
+    first = ask_questions(server, "What is in chapter one?")
     with in_a_long_batch(server) as lines:
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(60) == 0, server.log()
@@ -102,10 +96,10 @@ def test_sigterm_in_a_long_batch_stops_it_and_keeps_the_other_conversations(
     last = [line for line in lines if line.startswith(("data:", "error:"))][-1]
     assert "error" in json.loads(last.split(":", 1)[1])
     again = start("tiny-hybrid", *flags)
-    resumed = asked(again, "What is in chapter one?")
-    assert first["cache_n"] == 0
-    assert resumed["cache_n"] > 0.9 * first["prompt_n"]
-    assert resumed["source"] == "disk"
+    resumed = ask_questions(again, "What is in chapter one?")
+    assert first.timings["cache_n"] == 0
+    assert resumed.timings["cache_n"] > 0.9 * first.timings["prompt_n"]
+    assert resumed.source == "disk"
 
 
 TELLING = """
@@ -138,7 +132,7 @@ def test_sigterm_while_a_text_is_tokenised_is_an_end_like_any_other(start: Start
 def test_a_closed_terminal_loses_nothing(start: Start, tmp_path: Path) -> None:
     flags = ("--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "auto")
     server = start("tiny-hybrid", *flags)
-    asked(server, "What is in chapter one?")
+    ask_questions(server, "What is in chapter one?")
     server.process.send_signal(signal.SIGHUP)
     assert server.process.wait(60) == 0, server.log()
     said = server.log().splitlines()[-1]
@@ -146,9 +140,9 @@ def test_a_closed_terminal_loses_nothing(start: Start, tmp_path: Path) -> None:
     again = start(
         "tiny-hybrid", *flags, before="import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)"
     )
-    assert asked(again, "What is in chapter one?")["source"] == "disk"
+    assert ask_questions(again, "What is in chapter one?").source == "disk"
     again.process.send_signal(signal.SIGHUP)  # ignored, as below nohup
-    assert asked(again, "What is in chapter two?")["cache_n"] > 0
+    assert ask_questions(again, "What is in chapter two?").timings["cache_n"] > 0
     assert again.stop() == 0
 
 
@@ -266,7 +260,7 @@ def test_a_gpu_without_memory_ends_the_server_with_the_cache_on_disk(
 ) -> None:
     flags = "--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "spill"
     server = start("tiny-hybrid", *flags, before=FULL)
-    asked(server, "What is in chapter one?")
+    ask_questions(server, "What is in chapter one?")
     assert n_on_disk(server) == 0, "all is written in the end"
     assert "CUDA error: out of memory" in stream(server)
     assert server.process.wait(60) == 1, server.log()
@@ -275,7 +269,7 @@ def test_a_gpu_without_memory_ends_the_server_with_the_cache_on_disk(
         in server.log()
     )
     server = start("tiny-hybrid", *flags)
-    assert asked(server, "What is in chapter one?")["source"] == "disk"
+    assert ask_questions(server, "What is in chapter one?").source == "disk"
     assert server.stop() == 0
 
 
@@ -314,7 +308,7 @@ def test_what_cannot_be_written_is_told_by_the_exit_code(start: Start, tmp_path:
     server = start(
         "tiny-hybrid", "--kv-cache-dir", str(tmp_path / "cache"), "--disk-prefix-cache", "auto"
     )
-    asked(server, "What is in chapter one?")
+    ask_questions(server, "What is in chapter one?")
     # The directory goes away, and a file takes its place: nothing can be written there.
     for path in (tmp_path / "cache").iterdir():
         if path.is_dir():

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 
+from tests.client import ChatReply
 from tests.process.conftest import Server
 
 N_CLIENTS = 4
@@ -18,39 +19,20 @@ N_CLIENTS = 4
 Messages = list[dict[str, str]]
 
 
-def ask(server: Server, messages: Messages, **fields: Any) -> dict[str, Any]:
-    """Return the whole answer, with the log-probability of each token."""
-    body = {
-        "messages": messages,
-        "max_tokens": 24,
-        "temperature": 0,
-        "logprobs": True,
-        "top_logprobs": 2,
-        **fields,
-    }
-    response = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=300)
-    response.raise_for_status()
-    answer: dict[str, Any] = response.json()
-    return answer
+BITS: dict[str, Any] = {"max_tokens": 24, "logprobs": True, "top_logprobs": 2}
+"""Fields of replies whose probabilities are compared."""
 
 
-def bits_of(answer: dict[str, Any]) -> Any:
-    """Return the tokens of a reply and their log-probabilities."""
-    return answer["choices"][0]["logprobs"]
-
-
-def talk(server: Server, number: int) -> list[tuple[Messages, dict[str, Any]]]:
+def talk(server: Server, number: int) -> list[tuple[Messages, ChatReply]]:
     """Return three turns of one client; what was asked, with the answers."""
     messages: Messages = []
     found = []
     for turn in range(3):
         text = " ".join(f"word{number}{turn}{i}" for i in range(60 + 20 * number))
         messages.append({"role": "user", "content": text})
-        answer = ask(server, messages)
+        answer = server.chat(messages, **BITS)
         found.append((list(messages), answer))
-        messages.append(
-            {"role": "assistant", "content": answer["choices"][0]["message"]["content"]}
-        )
+        messages.append({"role": "assistant", "content": answer.text})
     return found
 
 
@@ -68,9 +50,11 @@ def test_four_clients_at_once_get_the_bits_of_a_cold_server(start: Callable[...,
     answers = [each for found in talks for each in found]
     cold = start("tiny-hybrid", *flags, "--no-kv-cache")
     for messages, answer in answers:
-        assert bits_of(answer) == bits_of(ask(cold, messages, cache_prompt=False))
-    n_cached = sum(answer["timings"]["cache_n"] for _, answer in answers)
-    n_known = sum(talks[i][k][1]["timings"]["prompt_n"] for i in range(N_CLIENTS) for k in range(2))
+        again = cold.chat(messages, **BITS, cache_prompt=False)
+        assert answer.logprobs
+        assert answer.logprobs == again.logprobs
+    n_cached = sum(answer.timings["cache_n"] for _, answer in answers)
+    n_known = sum(talks[i][k][1].timings["prompt_n"] for i in range(N_CLIENTS) for k in range(2))
     assert n_cached > n_known / 2, "the prompts before are reused"
 
 

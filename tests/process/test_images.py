@@ -54,36 +54,22 @@ def server(start: Start, flags: list[str]) -> Server:
     return start("tiny-hybrid", *flags, "--alias", "tiny")
 
 
-def ask(server: Server, *messages: dict[str, Any], **fields: Any) -> httpx.Response:
-    response = httpx.post(
-        f"{server.url}/v1/chat/completions", json=asked(*messages, **fields), timeout=60
-    )
-    assert response.status_code == 200, response.text
-    return response
-
-
-def said(response: httpx.Response) -> str:
-    return str(response.json()["choices"][0]["message"]["content"])
-
-
-def evaluated(response: httpx.Response) -> int:
-    return int(response.json()["timings"]["prompt_n"])
-
-
 def test_a_second_question_about_an_image_does_not_see_it_again(server: Server) -> None:
     """A second question about an image evaluates no image; llama-server evaluates it each time (its
     issue 26994).
     """
-    first = ask(server, shown("What is this?", PNG))
+    first = server.client.chat(**asked(shown("What is this?", PNG)))
     n_image = 10 * 8
-    assert evaluated(first) > n_image
-    second = ask(server, shown("And what colour does it have?", PNG))
-    assert evaluated(second) < n_image
-    other = ask(server, shown("What is this?", JPEG, PNG), cache_prompt=False)
-    again = ask(server, shown("What is this?", JPEG, PNG))
-    assert said(again) == said(other)
-    cold = ask(server, shown("And what colour does it have?", PNG), cache_prompt=False)
-    assert said(cold) == said(second)
+    assert first.timings["prompt_n"] > n_image
+    second = server.client.chat(**asked(shown("And what colour does it have?", PNG)))
+    assert second.timings["prompt_n"] < n_image
+    other = server.client.chat(**asked(shown("What is this?", JPEG, PNG), cache_prompt=False))
+    again = server.client.chat(**asked(shown("What is this?", JPEG, PNG)))
+    assert again.text == other.text
+    cold = server.client.chat(
+        **asked(shown("And what colour does it have?", PNG), cache_prompt=False)
+    )
+    assert cold.text == second.text
 
 
 def test_a_broken_image_is_refused_before_a_stream_begins(server: Server) -> None:
@@ -91,7 +77,7 @@ def test_a_broken_image_is_refused_before_a_stream_begins(server: Server) -> Non
     broken = bytearray(JPEG)
     at = broken.index(b"\xff\xda")
     broken[at + 12 : -2] = b"\xff\xc4" * ((len(broken) - at - 14) // 2)
-    before = said(ask(server, shown("What is this?", PNG)))
+    before = server.client.chat(**asked(shown("What is this?", PNG))).text
     for data in (JPEG[:400], bytes(broken), b"\x89PNG\r\n\x1a\n" + b"\0" * 100):
         body = asked(shown("x", PNG, data), stream=True)
         response = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
@@ -99,7 +85,7 @@ def test_a_broken_image_is_refused_before_a_stream_begins(server: Server) -> Non
         assert response.json()["error"]["message"].startswith("messages[1].content[1]: the "), (
             response.text
         )
-    assert said(ask(server, shown("What is this?", PNG))) == before
+    assert server.client.chat(**asked(shown("What is this?", PNG))).text == before
     assert "ERROR" not in server.log()
 
 

@@ -175,6 +175,7 @@ def test_every_shell_script_runs_an_isolated_python() -> None:
 
 
 def test_an_installation_waits_for_the_one_that_runs(place: Path, tmp_path: Path) -> None:
+    """It removes no environment of the other one before the lock is free."""
     home = tmp_path / "home"
     (data := home / ".local" / "share" / "pyctl").mkdir(parents=True)
     (other := data / "env.other").mkdir()
@@ -185,11 +186,14 @@ def test_an_installation_waits_for_the_one_that_runs(place: Path, tmp_path: Path
     second.start()
     try:
         until(lambda: not second.is_alive() or is_waited_for(data))
-        assert (second.is_alive(), other.exists(), said) == (True, True, [])
+        assert second.is_alive()
+        assert other.exists()
+        assert said == []
     finally:
         os.close(handle)
         second.join()
-    assert (said[0].returncode, said[0].stdout.count("waiting for another install.sh")) == (0, 1)
+    assert said[0].returncode == 0
+    assert said[0].stdout.count("waiting for another install.sh") == 1
     assert not other.exists(), "of an installation that was killed"
 
 

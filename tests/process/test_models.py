@@ -138,11 +138,13 @@ def test_names_and_states(start: Callable[..., Server], preset: Callable[..., Pa
         ({"model": "nope", "messages": [user(0)]}, 400, "model 'nope' not found"),
     ):
         response = post(server, "/v1/chat/completions", body)
-        assert (response.status_code, response.json()["error"]["message"]) == (status, message)
+        assert response.status_code == status
+        assert response.json()["error"]["message"] == message
     refused = post(
         server, "/v1/chat/completions?autoload=false", {"model": "h", "messages": [user(0)]}
     )
-    assert (refused.status_code, refused.json()["error"]["message"]) == (400, "model is not loaded")
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"] == "model is not loaded"
     assert post(
         server, "/v1/messages", {"model": "claude", "max_tokens": 4, "messages": [user(0)]}
     ).json()["model"]

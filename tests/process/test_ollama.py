@@ -51,20 +51,29 @@ def client(server: Server) -> Iterator[ollama.Client]:
         yield client
 
 
-def test_chat_and_generate_whole_and_streamed(client: ollama.Client) -> None:
+def test_chat_whole_and_streamed(client: ollama.Client) -> None:
     whole = client.chat("qwen:latest", MESSAGES, think=False, options=GREEDY)
     *chunks, last = client.chat("qwen:latest", MESSAGES, think=False, options=GREEDY, stream=True)
     text = whole.message.content
     assert text
     assert text == "".join(chunk.message.content or "" for chunk in chunks)
     assert whole.message.thinking is None
-    assert (last.done, last.done_reason, last.eval_count) == (True, "length", 12)
+    assert last.done is True
+    assert last.done_reason == "length"
+    assert last.eval_count == 12
     assert last.prompt_eval_count == whole.prompt_eval_count
     assert all((last.total_duration, last.prompt_eval_duration, last.eval_duration))
+
+
+def test_generate_is_a_chat_of_one_message_or_goes_on_with_a_raw_text(
+    client: ollama.Client,
+) -> None:
+    whole = client.chat("qwen:latest", MESSAGES, think=False, options=GREEDY)
     said = client.generate(
         "qwen", "What is the weather?", system=SYSTEM["content"], think=False, options=GREEDY
     )
-    assert (said.response, said.prompt_eval_count) == (text, whole.prompt_eval_count)
+    assert said.response == whole.message.content
+    assert said.prompt_eval_count == whole.prompt_eval_count
     pieces = client.generate("qwen", "Once", raw=True, options=GREEDY, stream=True)
     assert "".join(piece.response or "" for piece in pieces)
     assert client.generate("qwen").done_reason == "load"

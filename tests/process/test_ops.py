@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable
-from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from tests.process.conftest import Server, source_of
+from tests.client import ChatReply
+from tests.process.conftest import Server
 from tests.waiting import until
 
 Start = Callable[..., Server]
@@ -19,13 +19,10 @@ Start = Callable[..., Server]
 SYSTEM = {"role": "system", "content": "You keep the manual. " * 40}
 
 
-def ask(server: Server, *questions: str) -> Any:
+def ask_questions(server: Server, *questions: str) -> ChatReply:
+    """Return the reply to the last of several questions, which end the same conversation."""
     messages = [SYSTEM, *({"role": "user", "content": question} for question in questions)]
-    body = {"messages": messages, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
-    response = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
-    reply = response.json()
-    reply["timings"]["source"] = source_of(response)
-    return reply
+    return server.chat(messages, max_tokens=8, ignore_eos=True)
 
 
 def is_sleeping(server: Server) -> bool:
@@ -34,22 +31,25 @@ def is_sleeping(server: Server) -> bool:
 
 def test_it_sleeps_keeps_its_cache_and_wakes(start: Start) -> None:
     server = start("tiny-hybrid", "--exact", "--alias", "tiny", "--sleep-idle-seconds", "3")
-    ask(server, "What is in chapter one?")
+    ask_questions(server, "What is in chapter one?")
     until(lambda: is_sleeping(server))
     for path in ("/health", "/models", "/props", "/slots", "/cache"):
         assert httpx.get(server.url + path).status_code == 200
     # Counting tokens and rendering need the vocabulary alone.
     assert httpx.post(f"{server.url}/tokenize", json={"content": "hi"}).json()["tokens"]
     assert is_sleeping(server)
-    warm = ask(server, "What is in chapter one?", "And in two?")
-    assert warm["timings"]["source"] == "ram"
-    assert warm["timings"]["cache_n"] > 700
+    warm = ask_questions(server, "What is in chapter one?", "And in two?")
+    assert warm.source == "ram"
+    assert warm.timings["cache_n"] > 700
     endless = {"prompt": "x", "n_predict": 7000, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", f"{server.url}/completion", json=endless) as response:
         next(response.iter_lines())
         assert not is_sleeping(server)
     fresh = start("tiny-hybrid", "--exact")
-    assert ask(fresh, "What is in chapter one?", "And in two?")["choices"] == warm["choices"]
+    assert (
+        ask_questions(fresh, "What is in chapter one?", "And in two?").body["choices"]
+        == warm.body["choices"]
+    )
     assert "model unloaded" in server.log()
     assert server.stop() == 0
     assert "Traceback" not in server.log()
@@ -57,7 +57,7 @@ def test_it_sleeps_keeps_its_cache_and_wakes(start: Start) -> None:
 
 def test_embeddings_beside_a_conversation(start: Start) -> None:
     server = start("tiny-hybrid", "--embeddings", "--pooling", "mean", is_f32=True)
-    first = ask(server, "What is in chapter one?")
+    first = ask_questions(server, "What is in chapter one?")
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
         texts = ["the cat sat", "the cat sat", "nothing of the kind"]
         made = client.embeddings.create(model="any", input=texts)
@@ -70,9 +70,9 @@ def test_embeddings_beside_a_conversation(start: Start) -> None:
     response = httpx.post(f"{server.url}/v1/embeddings", json={"input": "word " * 200})
     assert response.status_code == 400
     assert "current batch size: 128" in response.json()["error"]["message"]
-    again = ask(server, "What is in chapter one?")
-    assert again["choices"][0]["message"] == first["choices"][0]["message"]
-    assert again["timings"]["cache_n"] > 0
+    again = ask_questions(server, "What is in chapter one?")
+    assert again.body["choices"][0]["message"] == first.body["choices"][0]["message"]
+    assert again.timings["cache_n"] > 0
 
 
 def test_embeddings_of_each_token(start: Start) -> None:
@@ -88,8 +88,8 @@ def test_prompts_are_made_ready_while_nobody_asks(start: Start) -> None:
     server = start("tiny-hybrid")
     assert httpx.post(f"{server.url}/cache/warm", json={"messages": [SYSTEM]}).status_code == 200
     assert httpx.get(f"{server.url}/cache").json()["totals"]["prewarms"]
-    first = ask(server, "What is in chapter one?")
-    assert first["timings"]["warmed_n"] == first["timings"]["cache_n"] > 700
+    first = ask_questions(server, "What is in chapter one?")
+    assert first.timings["warmed_n"] == first.timings["cache_n"] > 700
     # Shutdown does not wait for a background request.
     prompt = {"messages": [{"role": "user", "content": "word " * 1500}]}
     with contextlib.suppress(httpx.TransportError):

@@ -28,14 +28,8 @@ from tests.web_server import Handler, web_server
 Start = Callable[..., Server]
 
 
-def ask(server: Server, text: str, n: int = 4) -> httpx.Response:
-    body = {
-        "messages": [{"role": "user", "content": text}],
-        "max_tokens": n,
-        "temperature": 0,
-        "ignore_eos": True,
-    }
-    return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+def question(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
 
 
 def test_all_files_and_directories_are_for_their_owner_alone(start: Start, tmp_path: Path) -> None:
@@ -55,8 +49,12 @@ def test_all_files_and_directories_are_for_their_owner_alone(start: Start, tmp_p
         server = start(
             "tiny-hybrid", *flags, "--slot-save-path", str(slots), "--log-file", str(log)
         )
-        ask(server, "What I tell you is no one else's business. " * 40)
-        ask(server, "Neither is this. " * 60)
+        server.chat(
+            question("What I tell you is no one else's business. " * 40),
+            max_tokens=4,
+            ignore_eos=True,
+        )
+        server.chat(question("Neither is this. " * 60), max_tokens=4, ignore_eos=True)
         saved = httpx.post(f"{server.url}/slots/0?action=save", json={"filename": "a"}, timeout=60)
         assert saved.status_code == 200, saved.text
         until(lambda: n_on_disk(server) >= 2)
@@ -152,10 +150,12 @@ def test_clients_write_no_control_characters_and_no_lines_into_the_log(
 def test_listed_prompts_leave_the_terminal_alone(start: Start, tmp_path: Path) -> None:
     server = start("tiny-hybrid", "--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "full")
     for name in ("one", "two"):
-        ask(server, f"{EVIL} {name} [bold]" + "and so on " * 400 + EVIL)
+        text = f"{EVIL} {name} [bold]" + "and so on " * 400 + EVIL
+        server.chat(question(text), max_tokens=4, ignore_eos=True)
     assert server.stop() == 0
     listed = pyctl("cache", "ls", "--kv-cache-dir", str(tmp_path))
-    assert (listed.returncode, evil(listed.stdout)) == (0, set())
+    assert listed.returncode == 0
+    assert evil(listed.stdout) == set()
     assert "\\x1b]0;ow" in listed.stdout
     (next(tmp_path.glob("*/")) / "x\x1b]0;owned\x07").touch()
     verified = pyctl("cache", "verify", "--kv-cache-dir", str(tmp_path))

@@ -18,10 +18,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.process import test_restart
 from tests.process.conftest import Server, free_port, pyctl
 from tests.process.faulty_proxy import Answer, FaultyProxy, faulty_proxy
-from tests.process.test_restart import SYSTEM, text_of, user
+from tests.process.test_restart import SYSTEM, user
 from tests.waiting import until
 
 pytest.importorskip("obstore")
@@ -80,12 +79,6 @@ def flags(directory: Path, url: str = "s3://snapshots/team") -> list[str]:
     ]
 
 
-def ask(server: Server, messages: list[dict[str, str]], **fields: Any) -> tuple[str, str]:
-    """Return the reply, and where its prompt came from."""
-    reply = test_restart.ask(server, messages, **fields)
-    return text_of(reply), reply["timings"]["source"]
-
-
 def store_of(server: Server) -> dict[str, Any]:
     found = httpx.get(f"{server.url}/cache").json()["disk"]["store"]
     assert isinstance(found, dict)
@@ -126,7 +119,7 @@ def filled(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Iterator[F
                 patch.setenv(name, value)
             until(lambda: is_made(url), every=0.1)
             first = start("tiny-hybrid", *flags(directory / "kv"))
-            replies = [ask(first, text)[0] for text in TEXTS]
+            replies = [first.chat(text).text for text in TEXTS]
             until(lambda: store_of(first)["sent"]["n"] >= len(TEXTS), every=0.1)
             first.kill()
         yield Filled(port, process, replies)
@@ -166,14 +159,17 @@ FAULTS: list[Callable[[Answer], Answer]] = [
 def test_what_one_server_evaluated_another_restores_and_damage_is_a_miss(
     filled: Filled, proxy: FaultyProxy, start: Start, tmp_path: Path
 ) -> None:
+    """After each fault the reply is that of a cold prompt, and the directory stays sound."""
     server = started(start, tmp_path / "b", before=TOLERANT)
-    assert ask(server, TEXTS[0]) == (filled.replies[0], "disk")
+    restored = server.chat(TEXTS[0])
+    assert restored.text == filled.replies[0]
+    assert restored.source == "disk"
     assert store_of(server)["fetched"]["n"] == 1
-    assert ask(server, TEXTS[0], cache_prompt=False)[0] == filled.replies[0]
+    assert server.chat(TEXTS[0], cache_prompt=False).text == filled.replies[0]
     for fault, text, reply in zip(FAULTS, TEXTS[1:], filled.replies[1:], strict=False):
         n_asked = len(proxy.asked)
         proxy.fault = lambda answer: fault(answer) if answer.path.endswith(".state") else answer  # noqa: B023
-        assert ask(server, text)[0] == reply
+        assert server.chat(text).text == reply
         assert any(each.endswith(".state") for each in proxy.asked[n_asked:])
     assert store_of(server)["fetched"]["n"] == 1
     assert SECRET not in server.log()
@@ -218,7 +214,7 @@ def falsify_listing(lie: Callable[[str], str], answer: Answer) -> Answer:
 
 def has_listed(server: Server, proxy: FaultyProxy, n_asked: int) -> bool:
     """Ask ``server``, and return whether it listed the store's files after ``n_asked`` requests."""
-    ask(server, TEXTS[0])
+    server.chat(TEXTS[0])
     return any("list-type" in path for path in proxy.asked[n_asked:])
 
 
@@ -232,7 +228,7 @@ def test_listings_that_lie(
         proxy.fault = partial(falsify_listing, lie)
         n_asked = len(proxy.asked)
         until(partial(has_listed, server, proxy, n_asked))
-        assert ask(server, text)[0] == reply
+        assert server.chat(text).text == reply
     assert server.stop() == 0
 
 
@@ -246,10 +242,12 @@ def test_stalled_store_delays_only_its_request_by_a_second(
     server = started(start, tmp_path / "b", before=IMPATIENT)
     proxy.fault = held
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(ask, server, TEXTS[0])
+        waiting = pool.submit(server.chat, TEXTS[0])
         assert proxy.held.wait(120)
-        assert ask(server, [user("other", 20)])[1] == "none"
-        assert waiting.result(120) == (filled.replies[0], "none")
+        assert server.chat([user("other", 20)]).source == "none"
+        evaluated = waiting.result(120)
+    assert evaluated.text == filled.replies[0]
+    assert evaluated.source == "none"
     assert not proxy.gate.is_set()
     began = time.monotonic()
     assert server.stop() == 0
@@ -259,10 +257,11 @@ def test_stalled_store_delays_only_its_request_by_a_second(
 def test_a_server_that_is_killed_in_the_middle_of_a_fetch(
     filled: Filled, proxy: FaultyProxy, start: Start, tmp_path: Path
 ) -> None:
+    """The next server removes the unfinished file, and fetches the snapshot again."""
     server = started(start, tmp_path / "b")
     proxy.fault = held
     with ThreadPoolExecutor(1) as pool:
-        lost = pool.submit(ask, server, TEXTS[0])
+        lost = pool.submit(server.chat, TEXTS[0])
         assert proxy.held.wait(120)
         server.kill()
         assert isinstance(lost.exception(120), httpx.HTTPError)
@@ -270,6 +269,8 @@ def test_a_server_that_is_killed_in_the_middle_of_a_fetch(
     proxy.fault = lambda answer: answer
     again = started(start, tmp_path / "b")
     until(lambda: not list((tmp_path / "b").rglob("*.tmp")), every=0.1)
-    assert ask(again, TEXTS[0]) == (filled.replies[0], "disk")
+    restored = again.chat(TEXTS[0])
+    assert restored.text == filled.replies[0]
+    assert restored.source == "disk"
     assert again.stop() == 0
     assert pyctl("cache", "verify", "--kv-cache-dir", str(tmp_path / "b")).returncode == 0

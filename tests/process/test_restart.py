@@ -7,12 +7,11 @@ import random
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
-from tests.process.conftest import Server, lengths_on_disk, n_on_disk, source_of
+from tests.process.conftest import Server, lengths_on_disk, n_on_disk
 from tests.waiting import until
 
 KILL_ROUNDS = int(os.environ.get("PYCTL_KILL_ROUNDS", "8"))
@@ -29,19 +28,6 @@ def user(seed: object, n: int = 200) -> dict[str, str]:
         "role": "user",
         "content": "".join(random.Random(str(seed)).choices("abcdefghij klmno", k=n)),
     }
-
-
-def ask(server: Server, messages: list[dict[str, str]], **fields: Any) -> dict[str, Any]:
-    body = {"messages": messages, "max_tokens": 12, "temperature": 0, **fields}
-    response = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
-    assert response.status_code == 200, response.text
-    reply = dict(response.json())
-    reply["timings"]["source"] = source_of(response)
-    return reply
-
-
-def text_of(reply: dict[str, Any]) -> str:
-    return str(reply["choices"][0]["message"]["content"])
 
 
 def check_directory(directory: Path, budget_mib: int = 64) -> None:
@@ -71,17 +57,17 @@ def test_stop_start_and_go_on(
     cacheable = restored = known = 0
     for turn in range(4):
         messages.append(user(turn))
-        reply = ask(server, messages)
-        timings = reply["timings"]
-        assert text_of(reply) == text_of(ask(server, messages, cache_prompt=False))
+        reply = server.chat(messages)
+        timings = reply.timings
+        assert reply.text == server.chat(messages, cache_prompt=False).text
         n_prompt = timings["cache_n"] + timings["prompt_n"]
         if turn:
             # Everything up to the generation header of the turn before was a prompt already.
             cacheable += known
             restored += timings["cache_n"]
-            assert timings["source"] == "disk"
+            assert reply.source == "disk"
         known = n_prompt - HEADER
-        messages.append({"role": "assistant", "content": text_of(reply)})
+        messages.append({"role": "assistant", "content": reply.text})
         assert server.stop() == 0
         check_directory(tmp_path)
         server = start("tiny-hybrid", *flags)
@@ -119,27 +105,29 @@ def test_more_rows_than_ram_has_room_for_survive_a_kill(
     )
     messages = [SYSTEM, user(1, n), {"role": "assistant", "content": "Yes."}, user(2, n)]
     server = start("tiny-hybrid", *flags, before=small)
-    text = text_of(ask(server, messages))
+    text = server.chat(messages).text
     until(lambda: max(lengths_on_disk(server), default=0) > 800 + 2 * n)
     server.kill()
     server = start("tiny-hybrid", *flags, before=small)
-    reply = ask(server, messages)
-    assert (text_of(reply), reply["timings"]["source"]) == (text, "disk")
-    assert reply["timings"]["cache_n"] > 800 + 2 * n
+    reply = server.chat(messages)
+    assert reply.text == text
+    assert reply.source == "disk"
+    assert reply.timings["cache_n"] > 800 + 2 * n
     assert len(list(tmp_path.rglob("*.rows"))) > 8
     # Killed while it is being written, nothing of it can be found, and the next start removes what
     # there is.
     messages += [{"role": "assistant", "content": text}, user(3, 600)]
     n_states = len(list(tmp_path.rglob("*.state")))
-    text = text_of(ask(server, messages))
+    text = server.chat(messages).text
     until(
         lambda: list(tmp_path.rglob("*.tmp")) or len(list(tmp_path.rglob("*.state"))) != n_states,
         every=0.001,
     )
     server.kill()
     server = start("tiny-hybrid", *flags, before=small)
-    reply = ask(server, messages)
-    assert (text_of(reply), reply["timings"]["source"]) == (text, "disk")
+    reply = server.chat(messages)
+    assert reply.text == text
+    assert reply.source == "disk"
     assert server.stop() == 0
     check_directory(tmp_path)
 
@@ -168,15 +156,15 @@ def test_kill_at_random_moments(start: Callable[..., Server], tmp_path: Path) ->
         turn = 0
         while not turn or time.monotonic() < deadline:
             conversation = rng.choice(conversations)
-            reply = ask(server, conversation)
-            from_disk += reply["timings"]["source"] == "disk"
+            reply = server.chat(conversation)
+            from_disk += reply.source == "disk"
             key = str(conversation)
             if key not in expected:
-                expected[key] = text_of(ask(server, conversation, cache_prompt=False))
-            assert text_of(reply) == expected[key], f"round {round_}"
+                expected[key] = server.chat(conversation, cache_prompt=False).text
+            assert reply.text == expected[key], f"round {round_}"
             if len(conversation) < 12:
                 conversation += [
-                    {"role": "assistant", "content": text_of(reply)},
+                    {"role": "assistant", "content": reply.text},
                     user((round_, turn), 120),
                 ]
             turn += 1
@@ -196,7 +184,7 @@ def test_the_time_saved_outlives_the_server(start: Callable[..., Server], tmp_pa
     server = start("tiny-hybrid", "--kv-cache-dir", str(tmp_path), "--no-warm-next")
     messages = [SYSTEM, user(1)]
     for _ in range(3):
-        ask(server, messages)
+        server.chat(messages)
     saved = httpx.get(f"{server.url}/cache").json()["saved"]
     assert server.stop() == 0
     last = server.log().splitlines()[-1]

@@ -187,7 +187,9 @@ def test_a_custom_tool_of_responses(client: openai.OpenAI) -> None:
     other = {"type": "function", "name": "weather", "parameters": TOOL["function"]["parameters"]}
     whole = responses.create(input=given, tools=[other], tool_choice=only, **options)
     (call,) = whole.output
-    assert (call.type, call.name, call.namespace) == ("custom_tool_call", "patch", None)
+    assert call.type == "custom_tool_call"
+    assert call.name == "patch"
+    assert call.namespace is None
     events = list(
         responses.create(input=given, tools=[other], tool_choice=only, stream=True, **options)
     )

@@ -14,7 +14,7 @@ import pytest
 
 from tests.process.conftest import Server, pyctl
 from tests.process.test_default_cache import at_home
-from tests.process.test_remote_store import ask, flags, store_of
+from tests.process.test_remote_store import flags, store_of
 from tests.process.test_restart import SYSTEM, user
 from tests.waiting import until
 
@@ -54,14 +54,15 @@ def test_a_cache_directory_without_locks_ends_the_start(
     flags = ["-m", str(place / "missing.gguf"), "--port", "0", "--kv-cache-dir", str(place / "kv")]
     done = pyctl("serve", *flags)
     line = f"pyctl: error: cannot use --kv-cache-dir {place}/kv: its file system has no locks\n"
-    assert (done.returncode, done.stderr) == (2, line)
+    assert done.returncode == 2
+    assert done.stderr == line
     assert list((place / "kv").iterdir()) == []
 
 
 def test_a_home_without_locks_is_a_warning(place: Path, start: Start) -> None:
     server = start("tiny-hybrid", before=at_home(place))
     assert server.log().count("its file system has no locks") == 1
-    assert ask(server, ASKED)[1] == "none"
+    assert server.chat(ASKED).source == "none"
     assert server.stop() == 0
 
 
@@ -70,13 +71,16 @@ def test_a_store_needs_no_locks(place: Path, start: Start, tmp_path: Path) -> No
     pytest.importorskip("obstore")
     url = f"file://{place}/shared"
     first = start("tiny-hybrid", *flags(tmp_path / "a", url))
-    cold = ask(first, ASKED)
+    cold = first.chat(ASKED)
     until(lambda: store_of(first)["sent"]["n"], every=0.1)
     second = start("tiny-hybrid", *flags(tmp_path / "b", url))
     until(lambda: store_of(second)["in_use"], every=0.1)
-    assert ask(second, ASKED) == (cold[0], "disk")
+    restored = second.chat(ASKED)
+    assert restored.text == cold.text
+    assert restored.source == "disk"
     found = httpx.get(f"{second.url}/cache").json()["prefixes"][0]
     assert httpx.delete(f"{second.url}/cache/{found['id']}").status_code == 200
     states = f"{found['id'].partition('-')[0]}-*.state"
     until(lambda: not list((place / "shared").rglob(states)))
-    assert (first.stop(), second.stop()) == (0, 0)
+    assert first.stop() == 0
+    assert second.stop() == 0

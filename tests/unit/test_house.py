@@ -54,6 +54,21 @@ def test_a_bad_source_is_a_rise(tmp_path: Path, measure: str, source: str) -> No
     assert [rise.measure for rise in ratchet.rises(before, after)] == [measure]
 
 
+def test_means_are_the_lines_outside_test_functions(tmp_path: Path) -> None:
+    source = """import pytest
+
+def made():
+    return 7
+
+@pytest.mark.parametrize("n", [7])
+def test_made(n):
+    assert made() == n
+"""
+    path = tmp_path / "test_made.py"
+    path.write_text(source, encoding="utf-8")
+    assert house.share_of_means([path]) == 62.5, "five of eight lines"
+
+
 def test_a_longer_route_is_a_rise(tmp_path: Path) -> None:
     (tmp_path / "far.py").write_text("def far(x): return\n", encoding="utf-8")
     stays = []

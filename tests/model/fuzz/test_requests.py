@@ -8,8 +8,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.client import HI
 from tests.model.fuzz.cases import fuzzed
-from tests.unit.server.fake import HI, Bench
+from tests.unit.server.fake import Bench
 
 TOOL = {
     "type": "function",

@@ -40,7 +40,10 @@ def test_probabilities_are_compared_up_to_the_first_other_token() -> None:
     tally = Tally()
     tally.count("a", one, one)
     tally.count("b", one, answer(((1, -1.25),)))
-    assert (tally.n, tally.unequal, tally.largest, tally.share) == (2, ["b"], 0.25, 0.75)
+    assert tally.n == 2
+    assert tally.unequal == ["b"]
+    assert tally.largest == 0.25
+    assert tally.share == 0.75
 
 
 def test_shared_beginnings_count_once() -> None:

@@ -45,6 +45,7 @@ def server(start: Callable[..., Server], model: Path) -> Server:
 
 
 def test_parameters_of_the_file_are_defaults_below_flags_and_requests(server: Server) -> None:
+    """A value that is no number is ignored, with a line of the log."""
     params = httpx.get(f"{server.url}/props").json()["default_generation_settings"]["params"]
     shown = {name: params[name] for name in ("temperature", "top_k", "top_p", "min_p", "samplers")}
     samplers = ["top_k", "top_p", "temperature"]
@@ -57,7 +58,9 @@ def test_parameters_of_the_file_are_defaults_below_flags_and_requests(server: Se
     }
     body = {"prompt": "hi", "n_predict": 1, "top_p": 0.75}
     used = httpx.post(f"{server.url}/completion", json=body).json()["generation_settings"]
-    assert (used["temperature"], used["top_k"], used["top_p"]) == (0.25, 7, 0.75)
+    assert used["temperature"] == 0.25
+    assert used["top_k"] == 7
+    assert used["top_p"] == 0.75
     assert "general.sampling.min_p of the file is ignored: 'much' is not a number" in server.log()
     (slot, *_) = httpx.get(f"{server.url}/slots").json()
     assert slot["params"]["temperature"] == 0.25
@@ -75,14 +78,17 @@ def test_a_section_of_a_preset_wins(
     )
     props = httpx.get(f"{running.url}/props", params={"model": "one"}).json()
     params = props["default_generation_settings"]["params"]
-    assert (params["temperature"], params["top_k"]) == (0.5, 20)
+    assert params["temperature"] == 0.5
+    assert params["top_k"] == 20
     values = {row["flag"]: (row["value"], row["reason"]) for row in props["resolved_settings"]}
     assert values["--split-mode"] == ("layer", "default")
 
 
 def test_requests_with_tools_are_written_by_the_template_for_tools(server: Server) -> None:
+    """Both templates are shown, and each prompt is written by one of them."""
     props = httpx.get(f"{server.url}/props").json()
-    assert (props["chat_template"], props["chat_template_tool_use"]) == (PLAIN, TOOL_USE)
+    assert props["chat_template"] == PLAIN
+    assert props["chat_template_tool_use"] == TOOL_USE
     assert props["chat_template_caps"]["supports_tools"]
 
     def prompt(**more: Any) -> str:
@@ -109,7 +115,8 @@ def test_a_file_with_a_template_for_tools_alone(
     copy_with(model_path("tiny-dense"), target, more, less)
     running = start("", "-m", str(target), "--no-kv-cache")
     props = httpx.get(f"{running.url}/props").json()
-    assert (props["chat_template"], props["chat_template_tool_use"]) == (TOOL_USE, TOOL_USE)
+    assert props["chat_template"] == TOOL_USE
+    assert props["chat_template_tool_use"] == TOOL_USE
     assert "no chat template" not in running.log()
     assert "no chat template" not in pyctl("doctor", "-m", str(target)).stdout
 

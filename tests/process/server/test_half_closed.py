@@ -110,7 +110,9 @@ async def test_a_client_that_only_reads_gets_its_replies(kind: str, tmp_path: Pa
         await app.begun.wait()
         app.opened.set()
         rest = await reader.read()
-        assert (app.answered, rest.count(b" 200 OK"), rest.count(b"two")) == (["/1", "/2"], 2, 2)
+        assert app.answered == ["/1", "/2"]
+        assert rest.count(b" 200 OK") == 2
+        assert rest.count(b"two") == 2
         writer.close()
 
 

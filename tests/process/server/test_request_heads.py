@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.process.server.test_connections import complaints, connect
+from tests.process.server.test_guard import complaints, connect
 from tests.process.server.test_run import line, server
 
 CLOSE = b"connection: close\r\n\r\n"

@@ -18,7 +18,8 @@ from pyctl.server.app_state import AppState
 from pyctl.server.middleware import MAX_BODY_BYTES, LoadingApp
 from pyctl.server.run import serve
 from pyctl.server.server_settings import ListenSettings, ServerSettings
-from tests.unit.server.fake import HI, Bench, Client, events, play
+from tests.client import HI, Client, events
+from tests.unit.server.fake import Bench, play
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -96,7 +97,8 @@ def test_a_signal_while_loading() -> None:
     with server(grace=300, loading="slowly") as process:
         address = line(process)
         response = httpx.get(f"{address}/health")
-        assert (response.status_code, response.json()["error"]["message"]) == (503, "Loading model")
+        assert response.status_code == 503
+        assert response.json()["error"]["message"] == "Loading model"
         process.terminate()
         assert line(process) == "ended in good order"
         assert process.wait(60) == 0
@@ -151,7 +153,7 @@ LOADING = {"error": {"code": 503, "message": "Loading model", "type": "unavailab
 def test_everything_waits_for_the_model() -> None:
     bench = Bench(play("x"))
     gate = LoadingApp(create_loading_app(AppState(ServerSettings())), seconds=0.01)
-    client = Client(gate)
+    client = Client.to_app(gate)
     for method, path in (
         ("GET", "/health"),
         ("POST", "/completion"),
@@ -159,22 +161,24 @@ def test_everything_waits_for_the_model() -> None:
         ("DELETE", "/cache"),
     ):
         response = client.request(method, path, headers={"Origin": "http://page"})
-        assert (response.status_code, response.json()) == (503, LOADING)
+        assert response.status_code == 503
+        assert response.json() == LOADING
         assert response.headers["access-control-allow-origin"] == "http://page"
         assert int(response.headers["retry-after"]) > 0
     assert client.get("/v1/messages/batches").json()["error"]["type"] == "overloaded_error"
     assert client.get("/api/tags").json() == {"error": "Loading model"}
     assert client.options("/completion").status_code == 200
     page = client.get("/")
-    assert (page.status_code, page.text) == (200, client.get("/index.html").text)
+    assert page.status_code == 200
+    assert page.text == client.get("/index.html").text
     assert client.get("/page/app.js").status_code == 200
     gate.open(bench.app)
     assert client.get("/health").json() == {"status": "ok"}
     assert client.get("/").text == page.text
     assert client.get("/nowhere").status_code == 404
-    assert client.post("/completion", json={"prompt": "a"}).json()["content"] == "x"
+    assert client.post("/completion", {"prompt": "a"}).json()["content"] == "x"
     for settings in (ServerSettings(show_page=False), ServerSettings(static_path="/tmp")):
-        without = Client(LoadingApp(create_loading_app(AppState(settings))))
+        without = Client.to_app(LoadingApp(create_loading_app(AppState(settings))))
         assert [without.get(path).status_code for path in ("/", "/page/app.js")] == [503, 503]
 
 
@@ -182,7 +186,7 @@ def test_the_page_gets_its_markdown_before_the_model_is_loaded() -> None:
     settings = ServerSettings(api_prefix="/llm", api_keys=("secret",))
     shared = AppState(settings)
     gate = LoadingApp(create_loading_app(shared), seconds=60.0, early=early_paths(settings))
-    client = Client(gate)
+    client = Client.to_app(gate)
     key = {"Authorization": "Bearer secret"}
     path = "/llm/page/markdown"
     with closing(shared.markdown):
@@ -203,9 +207,9 @@ def test_a_request_is_held_while_the_model_is_loaded(is_loaded: bool) -> None:
     loading = create_loading_app(AppState(ServerSettings()))
     gate = LoadingApp(loading, seconds=60.0, max_held=1)
     with ThreadPoolExecutor(1) as pool:
-        held = pool.submit(Client(gate).post, "/completion", json={"prompt": "a"})
+        held = pool.submit(Client.to_app(gate).post, "/completion", {"prompt": "a"})
         until(lambda: gate.n_held == 1)
-        assert Client(gate).post("/completion", json={"prompt": "a"}).status_code == 503
-        assert Client(gate).get("/health").status_code == 503
+        assert Client.to_app(gate).post("/completion", {"prompt": "a"}).status_code == 503
+        assert Client.to_app(gate).get("/health").status_code == 503
         gate.open(bench.app) if is_loaded else gate.close()
         assert held.result(60).status_code == (200 if is_loaded else 503)

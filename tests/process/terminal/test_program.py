@@ -158,19 +158,19 @@ def test_piped_errors_exit_with_1_and_one_line(
 
 def test_one_shot_takes_its_text_literally(tmp_path: Path) -> None:
     ended = pipe(tmp_path, "", "-p", "/undo")
-    assert (ended.returncode, ended.stdout.decode()) == (0, "turn 1: '/undo'\n")
+    assert ended.returncode == 0
+    assert ended.stdout.decode() == "turn 1: '/undo'\n"
     assert pipe(tmp_path, "", "-p", "fail").returncode == 1
 
 
 def test_a_pipe_is_one_prompt_below_that_of_the_command(tmp_path: Path) -> None:
     for flags, said in (((), "/one\n\ntwo"), (("-p", "Sum up"), "Sum up\n\n/one\n\ntwo")):
         ended = pipe(tmp_path, "/one\n\ntwo\n", *flags)
-        assert (ended.returncode, ended.stdout.decode()) == (0, f"turn 1: {said!r}\n")
+        assert ended.returncode == 0
+        assert ended.stdout.decode() == f"turn 1: {said!r}\n"
     ended = pipe(tmp_path, " \n", "--no-stats")
-    assert (ended.returncode, ended.stderr.decode()) == (
-        1,
-        "error: standard input is empty\nexit 1\n",
-    )
+    assert ended.returncode == 1
+    assert ended.stderr.decode() == "error: standard input is empty\nexit 1\n"
     assert not (tmp_path / "pyctl").exists()
 
 
@@ -309,7 +309,8 @@ def test_terminal_asks_about_each_call_of_a_tool(terminal: Terminal, tmp_path: P
     terminal.leave()
     assert "always" not in (tmp_path / "pyctl" / "history").read_text()  # answers are not messages
     ended = pipe(tmp_path, "call look\n", "--no-stats")  # a pipe cannot confirm a call
-    assert (ended.returncode, ended.stdout.decode()) == (0, f"turn 3: {REFUSED!r}\n")
+    assert ended.returncode == 0
+    assert ended.stdout.decode() == f"turn 3: {REFUSED!r}\n"
     assert pipe(tmp_path, "call act\n", "--no-stats").stdout.decode() == "turn 3: 'act here'\n"
 
 

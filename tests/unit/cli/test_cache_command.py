@@ -46,7 +46,9 @@ def run(directory: Path, capsys: pytest.CaptureFixture[str]) -> Run:
 def test_a_pipe_gets_whole_lines(run: Run) -> None:
     code, out, _ = run("ls")
     title, head, *lines, empty, last = out.splitlines()
-    assert (code, title, empty) == (0, "Coder: 3 snapshots, 0.0 MiB", "")
+    assert code == 0
+    assert title == "Coder: 3 snapshots, 0.0 MiB"
+    assert empty == ""
     assert head.split() == ["id", "tokens", "MiB", "age", "used", "hits", "marks", "text"]
     assert sorted(int(line.split()[1]) for line in lines) == [20, 40, 60]
     assert all(8 <= len(line.split()[0]) <= 12 for line in lines)
@@ -137,7 +139,8 @@ def test_sizes_add_up_and_prune_says_what_it_would_do_and_who_else_is_there(
     ):
         code, out, err = run("prune", "--kv-cache-budget", "0", "--dry-run")
         other.kill()
-    assert (code, out) == (0, "0.0 of 0.0 MiB would be freed\n")
+    assert code == 0
+    assert out == "0.0 of 0.0 MiB would be freed\n"
     assert err.startswith(f"in use by process {other.pid}: ")
     assert len(json.loads(run("ls", "--json")[1])) == len(entries)
     assert run("prune", "--kv-cache-budget", "0")[1:] == ("0.0 of 0.0 MiB freed\n", "")
@@ -150,7 +153,8 @@ def test_verify_finds_and_fixes_damage(run: Run, directory: Path) -> None:
     victim = min(directory.rglob("*.state"))
     victim.write_bytes(bytes(byte ^ 1 for byte in victim.read_bytes()))
     code, out, _ = run("verify")
-    assert (code, f"broken: {victim.parent.name}/{victim.name}" in out) == (1, True)
+    assert code == 1
+    assert f"broken: {victim.parent.name}/{victim.name}" in out
     assert [run("verify", "--fix")[0], run("verify")[0]] == [0, 0]
     assert not victim.exists()
     assert len(json.loads(run("ls", "--json")[1])) == 2
@@ -198,7 +202,8 @@ def test_an_ambiguous_id_changes_nothing_and_names_what_it_may_be(
     assert code == 1
     assert all(name in err for name in names if f"-{letter}" in name)
     code, _, err = run("rm", "nothing", names[0])
-    assert (code, err) == (1, "no snapshot nothing\n")
+    assert code == 1
+    assert err == "no snapshot nothing\n"
     assert len(json.loads(run("ls", "--json")[1])) == len(names)
 
 

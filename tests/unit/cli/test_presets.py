@@ -70,21 +70,27 @@ kv-unified = on
     found = read(tmp_path, text, "-ctk", "f16")
     one = found["one"]
     two = found["two"]
-    assert (one.settings.model.path, two.settings.model.path) == ("/m/one.gguf", "/m/two.gguf")
-    assert (one.settings.model.n_ctx, two.settings.model.n_ctx) == (8192, 4096)
-    assert (one.settings.model.n_gpu_layers, two.settings.model.n_gpu_layers) == (123, 8)
-    assert (one.settings.model.load_mode, two.settings.model.load_mode) == ("none", "none")
+    assert one.settings.model.path == "/m/one.gguf"
+    assert two.settings.model.path == "/m/two.gguf"
+    assert one.settings.model.n_ctx == 8192
+    assert two.settings.model.n_ctx == 4096
+    assert one.settings.model.n_gpu_layers == 123
+    assert two.settings.model.n_gpu_layers == 8
+    assert one.settings.model.load_mode == "none"
+    assert two.settings.model.load_mode == "none"
     assert {each.settings.model.type_k for each in (one, two)} == {"f16"}
     assert one.settings.cache.ram_mib is None
     assert "[one]: LLAMA_ARG_CACHE_RAM has no effect: all models share --cache-ram" in caplog.text
     assert "[one]: without effect here: --prio" in caplog.text
-    assert (one.card.aliases, one.settings.model.alias, one.settings.model.tags) == (
-        ("a", "b"),
-        ("one",),
-        ("x",),
-    )
-    assert (one.on_start, one.keeps, one.stop_seconds) == (True, True, 3.0)
-    assert (two.on_start, two.keeps, two.stop_seconds) == (False, False, 10.0)
+    assert one.card.aliases == ("a", "b")
+    assert one.settings.model.alias == ("one",)
+    assert one.settings.model.tags == ("x",)
+    assert one.on_start is True
+    assert one.keeps is True
+    assert one.stop_seconds == 3.0
+    assert two.on_start is False
+    assert two.keeps is False
+    assert two.stop_seconds == 10.0
     assert two.settings.model.kv_unified
 
 
@@ -112,13 +118,12 @@ def test_a_section_of_a_known_name_is_its_settings(tmp_path: Path) -> None:
     text = "[a]\nc = 4096\n[org/m:Q8_0]\nc = 512\n"
     found = read(tmp_path, text, "--models-dir", str(directory))
     assert sorted(found) == ["a", "org/m:Q8_0", "split"]
-    assert (found["a"].settings.model.n_ctx, found["a"].card.origin) == (4096, "models_dir")
+    assert found["a"].settings.model.n_ctx == 4096
+    assert found["a"].card.origin == "models_dir"
     of_hub = found["org/m:Q8_0"]
-    assert (of_hub.settings.hub.hf_repo, of_hub.settings.hub.offline, of_hub.card.origin) == (
-        "org/m:Q8_0",
-        True,
-        "cache",
-    )
+    assert of_hub.settings.hub.hf_repo == "org/m:Q8_0"
+    assert of_hub.settings.hub.offline is True
+    assert of_hub.card.origin == "cache"
 
 
 def test_fetched_models_that_a_section_names_are_hidden_and_stay_there(tmp_path: Path) -> None:
@@ -330,13 +335,8 @@ model-draft = /m/draft.gguf
 model = /m/custom.gguf
 """
     found = read(tmp_path, router, "--kv-cache-dir", str(tmp_path))
-    assert (
-        found["org/m:Q8_0"].settings.drafts.draft_path,
-        found["custom_model"].settings.model.n_ctx,
-    ) == (
-        "/m/draft.gguf",
-        8192,
-    )
+    assert found["org/m:Q8_0"].settings.drafts.draft_path == "/m/draft.gguf"
+    assert found["custom_model"].settings.model.n_ctx == 8192
     shared = """[*]
 ctx-size             = 0
 mmap                 = 1
@@ -350,10 +350,8 @@ top-p                = 1.0
 chat-template-kwargs = {"reasoning_effort": "high"}
 """
     settings = read(tmp_path, shared)["gpt-oss-120b-hf"].settings
-    assert (settings.model.n_seqs, settings.format.template_kwargs["reasoning_effort"]) == (
-        4,
-        "high",
-    )
+    assert settings.model.n_seqs == 4
+    assert settings.format.template_kwargs["reasoning_effort"] == "high"
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from pyctl.cli import setup_check
 from pyctl.cli.setup_command import run_setup
 from pyctl.errors import ConfigError
 from pyctl.machine.libraries import BuiltLibraries, choose, write_built
@@ -124,14 +123,3 @@ def test_what_cannot_be_done_is_one_error(
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         run(machine, *arguments)
-
-
-def test_the_check_runs_this_pyctl_in_any_checkout(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "checkout" / "pyctl").mkdir(parents=True)
-    (tmp_path / "checkout" / "pyctl" / "__init__.py").write_text(
-        "raise SystemExit('of the checkout')"
-    )
-    monkeypatch.chdir(tmp_path / "checkout")
-    assert setup_check.output_of(tmp_path, "pyctl", "--version").startswith("pyctl ")

@@ -33,7 +33,8 @@ def addresses(*bound: object, scheme: str = "http", prefix: str = "") -> Address
 )
 def test_where_clients_find_the_server(bound: list[object], local: str, network: str) -> None:
     found = addresses(*bound, scheme="https", prefix="/llm")
-    assert (found.local, found.network) == (local, network)
+    assert found.local == local
+    assert found.network == network
     assert found.sockets == (("unix:///run/a.sock",) if SOCKET in bound else ())
 
 
@@ -53,7 +54,8 @@ def test_a_server_open_to_the_network_says_so(bound: list[object], warning: str)
 
 def test_a_machine_without_a_network_gets_no_address() -> None:
     found = Addresses.of([ALL], "http", "", lambda: "")
-    assert (found.local, found.network) == ("http://127.0.0.1:1", "")
+    assert found.local == "http://127.0.0.1:1"
+    assert found.network == ""
     assert found.open_text.endswith("can use this server")
 
 

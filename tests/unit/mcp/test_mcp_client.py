@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,17 +12,12 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from threading import Timer
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from pyctl.errors import ConfigError
-from pyctl.mcp import McpServer, ToolSettings, mcp_servers
-from pyctl.mcp.mcp_client import McpTool
+from pyctl.mcp import McpServer, ToolSettings
 from pyctl.mcp.toolbox import ToolBox
-from pyctl.processes.install_command import install_command
 from pyctl.terminal.conversation import Call
 from pyctl.terminal.mcp_calls import OwnTools, ToolCalls
 from tests.waiting import until
@@ -71,7 +65,8 @@ def test_tools_are_listed_under_the_name_of_their_server(box: ToolBox) -> None:
     assert list(shown) == [f"child_{name}" for name in NAMES]
     assert shown["child_greet"].reads_only
     function = shown["child_greet"].definition()["function"]
-    assert (function["name"], function["description"]) == ("child_greet", "Greet someone.")
+    assert function["name"] == "child_greet"
+    assert function["description"] == "Greet someone."
     assert function["parameters"]["required"] == ["name"]
     assert not shown["child_fail"].reads_only
 
@@ -166,7 +161,8 @@ def test_a_call_ends_with_all_that_it_has_started(tmp_path: Path, end: str) -> N
         )
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (-9 if end == "killed" else 0, "")
+    assert done.returncode == (-9 if end == "killed" else 0)
+    assert done.stderr == ""
     until(lambda: are_gone(working(tmp_path / "pids")))
 
 
@@ -252,56 +248,3 @@ def test_a_key_that_interrupts_a_call_ends_it(box: ToolBox) -> None:
     with pytest.raises(KeyboardInterrupt):
         replace(box.named("child_pid"), call=lambda arguments: call).run({})
     assert call.cancelled()
-
-
-def test_the_end_does_not_wait_for_a_server_that_never_lists_its_tools(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("pyctl.mcp.mcp_client._LIST_SECONDS", 3600)
-    box = ToolBox(ToolSettings((McpServer("mute", "sleep", ("3600",)),)))
-    box.start()
-    Timer(0.1, box.close).start()
-    box.wait()
-
-
-def test_nobody_waits_for_a_server_that_never_lists_its_tools() -> None:
-    box = ToolBox(ToolSettings((McpServer("mute", "sleep", ("3600",)),)))
-    box.start()
-    box.wait(0.0)
-    assert list(box) == []
-    box.close()
-
-
-def test_tools_that_come_late_are_added() -> None:
-    late = Future[list[McpTool]]()
-    soon = Future[list[McpTool]]()
-    known: Any = SimpleNamespace(name="known")
-    soon.set_result([known])
-    box = ToolBox(_found=[late, soon])
-    box.wait(0.0)
-    assert list(box) == [known]
-    first: Any = SimpleNamespace(name="known")
-    late.set_result([first])
-    assert list(box) == [first], "of the server that is named first"
-
-
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("nonsense", "not JSON"),
-        ("{}", "mcpServers"),
-        ('{"mcpServers": {"a": 5}}', "not an object"),
-        ('{"mcpServers": {"a": {"command": "x", "args": [1]}}}', "texts only"),
-        ('{"mcpServers": {"a": {"command": "x", "timeout_ms": 0}}}', "whole number from 1"),
-        ('{"mcpServers": {"a": {"command": ["x"]}}}', "'command' is not a text"),
-    ],
-)
-def test_what_is_wrong_with_a_configuration_is_said(text: str, why: str) -> None:
-    with pytest.raises(ValueError, match=why):
-        mcp_servers(text)
-
-
-def test_without_the_package_the_flag_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyctl.mcp.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=re.escape(install_command("mcp>=2,<3"))):
-        ToolSettings(mcp_config=mcp_servers(json.dumps({"mcpServers": {"a": {"command": "b"}}})))

@@ -2,66 +2,95 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from pyctl.chat.messages import fit_messages
 from pyctl.chat.template import TemplateCapabilities
 from pyctl.engine.stream import TextStream
 from pyctl.server.api.responses_request import ResponseRequest
+from tests.case import Case
+from tests.client import CHAT, HI
 from tests.effort import work
-from tests.unit.server.fake import HI, Bench, play
+from tests.unit.server.fake import Bench, play
 
-CHAT = "/v1/chat/completions"
 COMPLETION = "/completion"
 
-BEYOND: list[tuple[str, dict[str, Any], str]] = [
-    (COMPLETION, {"prompt": ["a"] * 513}, "prompt"),
-    (COMPLETION, {"prompt": ["a"] * 100, "n": 6}, "prompt"),
-    (COMPLETION, {"prompt": "a", "n": 129}, "'n'"),
-    (COMPLETION, {"prompt": "a", "n_probs": 101}, "n_probs"),
-    ("/v1/completions", {"prompt": "a", "logprobs": 101}, "logprobs"),
-    (CHAT, {"logprobs": True, "top_logprobs": 101}, "top_logprobs"),
-    (CHAT, {"n_probs": 248_000}, "n_probs"),
-    (CHAT, {"logit_bias": [[1, 1.0]] * 8_193}, "logit_bias"),
-    (CHAT, {"logit_bias": {"a" * 10_000: 1.0}}, "logit_bias"),
-    (CHAT, {"dry_sequence_breakers": ["a"] * 33}, "dry_sequence_breakers"),
-    (CHAT, {"dry_sequence_breakers": ["a" * 257]}, "dry_sequence_breakers"),
-    (CHAT, {"stop": [f"stop {i}" for i in range(129)]}, "stop"),
-    (CHAT, {"stop": "x" * 4_097}, "stop"),
-    ("/v1/messages", {"messages": HI, "max_tokens": 1, "stop_sequences": ["x"] * 129}, "stop"),
-    (CHAT, {"samplers": ["top_k"] * 33}, "samplers"),
-    (CHAT, {"samplers": "k" * 33}, "samplers"),
-    (
-        COMPLETION,
-        {"prompt": "a", "reasoning_budget_end_tags": ["x"] * 17},
-        "reasoning_budget_end_tags",
-    ),
-    (CHAT, {"reasoning_budget_message": "x" * 4_097}, "reasoning_budget_message"),
-    (CHAT, {"messages": HI * 10_001}, "messages"),
-    (
-        CHAT,
-        {"tools": [{"type": "function", "function": {"name": f"f{i}"}} for i in range(513)]},
-        "tools",
-    ),
-    ("/v1/responses", {"input": [{"role": "user", "content": "a"}] * 10_001}, "messages"),
-    (COMPLETION, {"prompt": "a", "response_fields": ["content"] * 257}, "response_fields"),
-    (COMPLETION, {"prompt": "a", "lora": [{"id": 0, "scale": 1.0}] * 257}, "lora"),
-    (COMPLETION, {"prompt": [1] * 1_500_002}, "commas"),
-    (COMPLETION, {"prompt": {str(i): 0 for i in range(150_001)}}, "colons"),
-    (COMPLETION, {"prompt": [[]] * 300_001}, "brackets"),
-]
 
-
-@pytest.mark.parametrize(("path", "fields", "name"), BEYOND, ids=lambda value: str(value)[:50])
-def test_beyond_a_limit_is_400_with_the_name_of_the_field(
-    path: str, fields: dict[str, Any], name: str
-) -> None:
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(COMPLETION, {"prompt": ["a"] * 513}, 400, "prompt"),
+        Case(COMPLETION, {"prompt": ["a"] * 100, "n": 6}, 400, "prompt"),
+        Case(COMPLETION, {"prompt": "a", "n": 129}, 400, "'n'"),
+        Case(COMPLETION, {"prompt": "a", "n_probs": 101}, 400, "n_probs"),
+        Case("/v1/completions", {"prompt": "a", "logprobs": 101}, 400, "logprobs"),
+        Case(CHAT, {"messages": HI, "logprobs": True, "top_logprobs": 101}, 400, "top_logprobs"),
+        Case(CHAT, {"messages": HI, "n_probs": 248_000}, 400, "n_probs"),
+        Case(CHAT, {"messages": HI, "logit_bias": [[1, 1.0]] * 8_193}, 400, "logit_bias"),
+        Case(CHAT, {"messages": HI, "logit_bias": {"a" * 10_000: 1.0}}, 400, "logit_bias"),
+        Case(
+            CHAT,
+            {"messages": HI, "dry_sequence_breakers": ["a"] * 33},
+            400,
+            "dry_sequence_breakers",
+        ),
+        Case(
+            CHAT,
+            {"messages": HI, "dry_sequence_breakers": ["a" * 257]},
+            400,
+            "dry_sequence_breakers",
+        ),
+        Case(CHAT, {"messages": HI, "stop": [f"stop {i}" for i in range(129)]}, 400, "stop"),
+        Case(CHAT, {"messages": HI, "stop": "x" * 4_097}, 400, "stop"),
+        Case(
+            "/v1/messages",
+            {"messages": HI, "max_tokens": 1, "stop_sequences": ["x"] * 129},
+            400,
+            "stop",
+        ),
+        Case(CHAT, {"messages": HI, "samplers": ["top_k"] * 33}, 400, "samplers"),
+        Case(CHAT, {"messages": HI, "samplers": "k" * 33}, 400, "samplers"),
+        Case(
+            COMPLETION,
+            {"prompt": "a", "reasoning_budget_end_tags": ["x"] * 17},
+            400,
+            "reasoning_budget_end_tags",
+        ),
+        Case(
+            CHAT,
+            {"messages": HI, "reasoning_budget_message": "x" * 4_097},
+            400,
+            "reasoning_budget_message",
+        ),
+        Case(CHAT, {"messages": HI * 10_001}, 400, "messages"),
+        Case(
+            CHAT,
+            {
+                "messages": HI,
+                "tools": [{"type": "function", "function": {"name": f"f{i}"}} for i in range(513)],
+            },
+            400,
+            "tools",
+        ),
+        Case(
+            "/v1/responses", {"input": [{"role": "user", "content": "a"}] * 10_001}, 400, "messages"
+        ),
+        Case(
+            COMPLETION,
+            {"prompt": "a", "response_fields": ["content"] * 257},
+            400,
+            "response_fields",
+        ),
+        Case(COMPLETION, {"prompt": "a", "lora": [{"id": 0, "scale": 1.0}] * 257}, 400, "lora"),
+        Case(COMPLETION, {"prompt": [1] * 1_500_002}, 400, "commas"),
+        Case(COMPLETION, {"prompt": {str(i): 0 for i in range(150_001)}}, 400, "colons"),
+        Case(COMPLETION, {"prompt": [[]] * 300_001}, 400, "brackets"),
+    ],
+    ids=str,
+)
+def test_beyond_a_limit_is_400_with_the_name_of_the_field(case: Case) -> None:
     bench = Bench(play("a"))
-    response = bench.post(path, {"messages": HI, **fields} if path == CHAT else fields)
-    assert response.status_code == 400
-    assert name in response.json()["error"]["message"]
+    case.check(bench.client)
     assert not bench.worker.requests
 
 

@@ -10,8 +10,9 @@ from pyctl.chat.constraint import json_constraint, reply_constraint
 from pyctl.chat.reply import THINK
 from pyctl.engine.sampling import Sampling
 from pyctl.requests.reply_settings import ReplySettings
+from tests.client import HI
 from tests.unit.chat import toy
-from tests.unit.server.fake import HI, Bench, play
+from tests.unit.server.fake import Bench, play
 from tests.unit.server.parts import OPENED
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -62,7 +63,8 @@ def test_where_a_schema_begins_to_bind() -> None:
     inside, behind = (request.sampling for request in bench.worker.requests)
     assert inside.grammar == reply_constraint(SCHEMA, THINK, "reasoning", controls=CONTROLS).grammar
     constraint = reply_constraint(SCHEMA, THINK, "content", controls=CONTROLS)
-    assert (behind.grammar, behind.grammar_prefill) == (constraint.grammar, '{"a"')
+    assert behind.grammar == constraint.grammar
+    assert behind.grammar_prefill == '{"a"'
 
 
 def test_grammars_bind_from_the_start() -> None:
@@ -70,10 +72,8 @@ def test_grammars_bind_from_the_start() -> None:
     bench.chat(grammar="root ::= [0-9]")
     bench.post("/completion", {"prompt": "x", "grammar": "root ::= [0-9]", "json_schema": SCHEMA})
     for request in bench.worker.requests:
-        assert (request.sampling.grammar, request.sampling.grammar_prefill) == (
-            "root ::= [0-9]",
-            "",
-        )
+        assert request.sampling.grammar == "root ::= [0-9]"
+        assert request.sampling.grammar_prefill == ""
 
 
 def test_a_grammar_of_the_server_is_replaced_by_the_requests_own_alone() -> None:

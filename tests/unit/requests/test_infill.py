@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pyctl.requests.reply_settings import ReplySettings
+from tests.case import Case
 from tests.unit.chat.toy import CHATML_SPECIALS, ByteTokenizer
 from tests.unit.server.fake import N_CTX, Bench, play
 
@@ -19,39 +20,50 @@ class Tokenizer(ByteTokenizer):
         return {text[6:9]: token for text, token in self.special_tokens().items() if "fim" in text}
 
 
-def ask(
-    tokens: set[str], fields: dict[str, Any], path: str = "/infill", **settings: Any
-) -> tuple[Any, str]:
-    """Return the response, and the prompt's text."""
+def bench_with(tokens: set[str], **settings: Any) -> Bench:
+    """Return a server whose vocabulary has ``tokens`` besides those of a chat."""
     tokenizer = Tokenizer([*CHATML_SPECIALS, *sorted(tokens)], eos="<|im_end|>")
-    bench = Bench(play("x"), tokenizer=tokenizer, replies=ReplySettings(**settings))
-    response = bench.post(path, fields)
-    prompt = bench.worker.requests[0].prompt.tokens.tolist() if bench.worker.requests else []
-    return response, tokenizer.detokenize(prompt).decode()
+    return Bench(play("x"), tokenizer=tokenizer, replies=ReplySettings(**settings))
+
+
+def prompt_of(bench: Bench) -> str:
+    """Return the text of the prompt of the last request."""
+    tokens = bench.worker.requests[-1].prompt.tokens.tolist()
+    return bytes(bench.tokenizer.detokenize(tokens)).decode()
 
 
 def test_prefix_and_suffix() -> None:
     fields = {"input_prefix": "def f(", "input_suffix": "\n<|im_end|>", "prompt": "a"}
-    response, prompt = ask(GAPS, fields)
-    assert prompt == "<|fim_pre|>def f(<|fim_suf|>\n<|im_end|><|fim_mid|>a"
-    assert response.json()["content"] == "x"
-    assert (
-        ask(GAPS, fields, spm_infill=True)[1]
-        == "<|fim_suf|>\n<|im_end|><|fim_pre|>def f(<|fim_mid|>a"
-    )
+    bench = bench_with(GAPS)
+    assert bench.client.post_json("/infill", fields)["content"] == "x"
+    assert prompt_of(bench) == "<|fim_pre|>def f(<|fim_suf|>\n<|im_end|><|fim_mid|>a"
+
+
+def test_the_suffix_may_come_first() -> None:
+    fields = {"input_prefix": "def f(", "input_suffix": "\n<|im_end|>", "prompt": "a"}
+    bench = bench_with(GAPS, spm_infill=True)
+    bench.client.post_json("/infill", fields)
+    assert prompt_of(bench) == "<|fim_suf|>\n<|im_end|><|fim_pre|>def f(<|fim_mid|>a"
 
 
 def test_a_completion_before_a_suffix() -> None:
-    fields = {"prompt": "def f(", "suffix": "):"}
-    response, prompt = ask(GAPS, fields, "/v1/completions")
-    assert prompt == "<|fim_pre|>def f(<|fim_suf|>):<|fim_mid|>"
-    assert response.json()["choices"][0]["text"] == "x"
-    for more, status in (
-        ({"prompt": ["a", "b"]}, 400),
-        ({"prompt": [97]}, 400),
-        ({"echo": True}, 501),
-    ):
-        assert ask(GAPS, {**fields, **more}, "/v1/completions")[0].status_code == status
+    bench = bench_with(GAPS)
+    body = bench.client.post_json("/v1/completions", {"prompt": "def f(", "suffix": "):"})
+    assert body["choices"][0]["text"] == "x"
+    assert prompt_of(bench) == "<|fim_pre|>def f(<|fim_suf|>):<|fim_mid|>"
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("/v1/completions", {"prompt": ["a", "b"], "suffix": "):"}, 400, "suffix"),
+        Case("/v1/completions", {"prompt": [97], "suffix": "):"}, 400, "suffix"),
+        Case("/v1/completions", {"prompt": "def f(", "suffix": "):", "echo": True}, 501, "echo"),
+    ],
+    ids=str,
+)
+def test_only_one_text_has_a_suffix(case: Case) -> None:
+    case.check(bench_with(GAPS).client)
 
 
 def test_extra_context() -> None:
@@ -60,10 +72,14 @@ def test_extra_context() -> None:
         "input_suffix": "s",
         "input_extra": [{"text": "A", "filename": "a.py"}, {"text": "B"}],
     }
-    assert ask(GAPS, fields)[1] == (
+    plain = bench_with(GAPS)
+    plain.client.post_json("/infill", fields)
+    assert prompt_of(plain) == (
         "\n\n--- snippet ---\n\nA\n\n--- snippet ---\n\nB<|fim_pre|>p<|fim_suf|>s<|fim_mid|>"
     )
-    assert ask(GAPS | REPO, fields)[1] == (
+    repository = bench_with(GAPS | REPO)
+    repository.client.post_json("/infill", fields)
+    assert prompt_of(repository) == (
         "<|fim_rep|>myproject\n<|fim_sep|>a.py\nA<|fim_sep|>tmp\nB<|fim_sep|>filename\n"
         "<|fim_pre|>p<|fim_suf|>s<|fim_mid|>"
     )
@@ -75,8 +91,9 @@ def test_what_does_not_fit_is_cut_away_from_the_gap() -> None:
         "input_suffix": "S" + "s" * 900,
         "input_extra": [{"text": "e" * N_CTX}],
     }
-    _, prompt = ask(GAPS, fields, n_batch=400, n_predict=100)
-    extra, _, rest = prompt.partition("<|fim_pre|>")
+    bench = bench_with(GAPS, n_batch=400, n_predict=100)
+    bench.client.post_json("/infill", fields)
+    extra, _, rest = prompt_of(bench).partition("<|fim_pre|>")
     prefix, _, suffix = rest.removesuffix("<|fim_mid|>").partition("<|fim_suf|>")
     assert extra == "e" * (N_CTX - 400 - 200)
     assert prefix == "p" * 299 + "P"
@@ -84,37 +101,45 @@ def test_what_does_not_fit_is_cut_away_from_the_gap() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "words"),
+    "case",
     [
-        ({"input_suffix": "s"}, "input_prefix"),
-        ({"input_prefix": "p"}, "input_suffix"),
-        ({"input_prefix": "p", "input_suffix": 3}, "input_suffix"),
-        ({"input_prefix": "p", "input_suffix": "s", "prompt": ["x"]}, "prompt"),
-        ({"input_prefix": "p", "input_suffix": "s", "input_extra": {}}, "input_extra"),
-        ({"input_prefix": "p", "input_suffix": "s", "input_extra": [{"filename": "x"}]}, "text"),
-        (
+        Case("/infill", {"input_suffix": "s"}, 400, "input_prefix"),
+        Case("/infill", {"input_prefix": "p"}, 400, "input_suffix"),
+        Case("/infill", {"input_prefix": "p", "input_suffix": 3}, 400, "input_suffix"),
+        Case("/infill", {"input_prefix": "p", "input_suffix": "s", "prompt": ["x"]}, 400, "prompt"),
+        Case(
+            "/infill",
+            {"input_prefix": "p", "input_suffix": "s", "input_extra": {}},
+            400,
+            "input_extra",
+        ),
+        Case(
+            "/infill",
+            {"input_prefix": "p", "input_suffix": "s", "input_extra": [{"filename": "x"}]},
+            400,
+            "text",
+        ),
+        Case(
+            "/infill",
             {
                 "input_prefix": "p",
                 "input_suffix": "s",
                 "input_extra": [{"text": "x", "filename": 3}],
             },
+            400,
             "filename",
         ),
     ],
+    ids=str,
 )
-def test_bad_fields(fields: dict[str, Any], words: str) -> None:
+def test_bad_fields(case: Case) -> None:
     for specials in (GAPS, GAPS | REPO):
-        response, _ = ask(specials, fields)
-        assert response.status_code == 400
-        assert words in response.json()["error"]["message"]
+        case.check(bench_with(specials).client)
 
 
 def test_a_model_without_the_tokens() -> None:
-    error = (
-        Bench(play("x")).post("/infill", {"input_prefix": "a", "input_suffix": "b"}).json()["error"]
-    )
-    assert (error["code"], error["type"]) == (501, "not_supported_error")
-    assert error["message"] == (
+    case = Case("/infill", {"input_prefix": "a", "input_suffix": "b"}, 501, "")
+    assert case.check(Bench(play("x")).client) == (
         "Infill is not supported by this model: "
         "prefix token is missing. suffix token is missing. middle token is missing. "
     )

@@ -13,7 +13,8 @@ from pyctl.requests.body import ChatBody, CompletionBody
 from pyctl.requests.prepare import prepare, prepare_prewarm
 from pyctl.requests.prepared_reply import PreparedReply
 from pyctl.requests.reply_settings import ReplySettings
-from tests.unit.server.fake import HI, N_CTX, Bench, play
+from tests.client import HI
+from tests.unit.server.fake import N_CTX, Bench, play
 
 
 def replies(settings: ReplySettings | None = None, **fields: Any) -> list[PreparedReply]:

@@ -8,8 +8,9 @@ import pytest
 
 from pyctl.chat.reasoning import ReasoningLimit
 from pyctl.requests.reply_settings import ReplySettings
+from tests.client import HI
 from tests.unit.chat.toy import chatml_tokenizer
-from tests.unit.server.fake import HI, Bench, play
+from tests.unit.server.fake import Bench, play
 from tests.unit.server.parts import OPENED
 
 SPECIAL = chatml_tokenizer().special_tokens()
@@ -88,4 +89,5 @@ def test_qwens_newer_form_ends_on_a_line_of_its_own() -> None:
     bench = Bench(play("x"), template=OPENED.replace("{%- endfor -%}", call, 1))
     bench.chat(reasoning_budget_tokens=4)
     limit = bench.worker.requests[0].reasoning
-    assert (limit.ends, limit.forced) == (("\n</think>", "</think>", "<tool_call>"), (LINE, END))
+    assert limit.ends == ("\n</think>", "</think>", "<tool_call>")
+    assert limit.forced == (LINE, END)

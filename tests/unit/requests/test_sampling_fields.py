@@ -70,11 +70,9 @@ def test_all_names() -> None:
         **numbers, ignore_eos=True, post_sampling_probs=True, dry_sequence_breakers=["\n"]
     )
     assert {name: getattr(sampling, name) for name in numbers} == numbers
-    assert (sampling.ignore_eos, sampling.post_sampling_probs, sampling.dry_sequence_breakers) == (
-        True,
-        True,
-        ("\n",),
-    )
+    assert sampling.ignore_eos is True
+    assert sampling.post_sampling_probs is True
+    assert sampling.dry_sequence_breakers == ("\n",)
 
 
 @pytest.mark.parametrize(

@@ -4,16 +4,11 @@ model.
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-
-import httpx
-import msgspec
-from starlette.types import ASGIApp
 
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.cache.ram import RamCache
@@ -38,6 +33,7 @@ from pyctl.server.app import create_app
 from pyctl.server.app_state import AppState, HttpService
 from pyctl.server.models import Models
 from pyctl.server.server_settings import ServerSettings
+from tests.client import CHAT, HI, Client, events, named_events
 from tests.fake import FakeBackend
 from tests.unit.chat.toy import CHATML, chatml_tokenizer
 
@@ -220,31 +216,6 @@ def fail(error: Exception, *texts: str) -> Callable[[Request], Script]:
     return script
 
 
-class Client:
-    """Sends single requests to an application, without a network."""
-
-    def __init__(self, app: ASGIApp, address: str = "127.0.0.1") -> None:
-        self._transport = httpx.ASGITransport(
-            app, raise_app_exceptions=False, client=(address, 5000)
-        )
-
-    def request(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
-        return asyncio.run(self._request(method, path, **kwargs))
-
-    def get(self, path: str, **kwargs: Any) -> httpx.Response:
-        return self.request("GET", path, **kwargs)
-
-    def post(self, path: str, **kwargs: Any) -> httpx.Response:
-        return self.request("POST", path, **kwargs)
-
-    def options(self, path: str, **kwargs: Any) -> httpx.Response:
-        return self.request("OPTIONS", path, **kwargs)
-
-    async def _request(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
-        async with httpx.AsyncClient(transport=self._transport, base_url="http://server") as client:
-            return await client.request(method, path, **kwargs)
-
-
 class Bench:
     """An application with its worker and a client: on ``script``, or without one on a
     `FakeBackend`.
@@ -291,36 +262,38 @@ class Bench:
         replies = replace(replies, warm_next=replies.warm_next and not played)
         self.service = HttpService(self.worker, chat, replies, shared, admin=admin)
         self.app = create_app(Models.of(self.service))
-        self.client = Client(self.app)
+        self.client = Client.to_app(self.app)
 
     def post(self, path: str, body: Any, **kwargs: Any) -> Any:
         """Send a POST and return its response."""
-        return self.client.post(path, json=body, **kwargs)
-
-    def chat(self, **fields: Any) -> Any:
-        """Return the body of a chat completion of one short message."""
-        response = self.post("/v1/chat/completions", {"messages": HI, **fields})
-        assert response.status_code == 200, response.text
-        return response.json()
+        return self.client.post(path, body, **kwargs)
 
     def stream(self, path: str, body: Any) -> list[Any]:
         """Return the events of a stream, decoded; [DONE] stays a string."""
-        response = self.post(path, {**body, "stream": True})
-        assert response.status_code == 200, response.text
-        assert response.headers["content-type"] == "text/event-stream"
-        return events(response.content)
+        return events(self.client.stream(path, body))
+
+    def chat(self, **fields: Any) -> Any:
+        """Return the body of a chat completion of one short message."""
+        return self.client.chat(**{"messages": HI, **fields}).body
 
     def chat_stream(self, **fields: Any) -> list[Any]:
         """Return the events of a chat completion of one short message."""
-        return self.stream("/v1/chat/completions", {"messages": HI, **fields})
+        return self.stream(CHAT, {"messages": HI, **fields})
 
+    def message(self, **fields: Any) -> Any:
+        """Return the message that answers one short message in Anthropic's API."""
+        return self.client.post_json("/v1/messages", {"messages": HI, **fields})
 
-HI = [{"role": "user", "content": "Hi"}]
+    def message_stream(self, **fields: Any) -> list[dict[str, Any]]:
+        """Return the events of a message in Anthropic's API."""
+        return named_events(self.client.stream("/v1/messages", {"messages": HI, **fields}))
 
+    def response(self, given: Any = "Hi", **fields: Any) -> Any:
+        """Return the response of OpenAI's Responses API to ``given``."""
+        return self.client.post_json("/v1/responses", {"input": given, **fields})
 
-def events(body: bytes) -> list[Any]:
-    """Return server-sent events, decoded."""
-    frames = [frame for frame in body.split(b"\n\n") if frame and frame != b":"]
-    assert all(frame.startswith(b"data: ") for frame in frames)
-    data = [frame.removeprefix(b"data: ") for frame in frames]
-    return ["[DONE]" if item == b"[DONE]" else msgspec.json.decode(item) for item in data]
+    def response_stream(self, **fields: Any) -> list[dict[str, Any]]:
+        """Return the events of a response to one short text, which are numbered."""
+        found = named_events(self.client.stream("/v1/responses", {"input": "Hi", **fields}))
+        assert [event["sequence_number"] for event in found] == list(range(len(found)))
+        return found

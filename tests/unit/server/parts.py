@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -15,11 +15,13 @@ import msgspec
 import pytest
 from starlette.types import ASGIApp
 
+from pyctl.cache.cache_stats import RequestStats
 from pyctl.chat.chat_format import PreparedChat
 from pyctl.chat.reply import CallDelta, ReplyDelta, ReplySplitter
-from pyctl.engine.request import Request
+from pyctl.engine.request import Done, DraftCounts, Event, Piece, Request, Timings
 from pyctl.errors import PyctlError
 from pyctl.server.models import Models
+from pyctl.server.server_settings import ServerSettings
 from pyctl.server.supervisor import Supervisor
 from tests.unit.server.fake import Bench, Gate, Script, play
 
@@ -76,21 +78,22 @@ class PartSplitter:
         return self.feed("\n") if self._held else ReplyDelta()
 
 
+CALLS = (
+    "r:h",
+    "m\n",
+    "c:I \n",
+    "c:look\n",
+    "k:0:t1:look\n",
+    'a:0:{"at":\n',
+    "a:0:1}\n",
+    "k:1:t2:wait\n",
+)
+"""Reasoning, a text and two calls of tools, as a `PartSplitter` takes them."""
+
+
 def split_by_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let all replies be taken apart by a `PartSplitter`."""
     monkeypatch.setattr(PreparedChat, "splitter", lambda *_: ReplySplitter(PartSplitter()))
-
-
-def named_events(body: bytes) -> list[dict[str, Any]]:
-    """Return server-sent events whose names are their types; comments are left out."""
-    events = []
-    for frame in body.split(b"\n\n"):
-        if frame and frame != b":":
-            name, _, data = frame.partition(b"\n")
-            event = msgspec.json.decode(data.removeprefix(b"data: "))
-            assert name == b"event: " + event["type"].encode()
-            events.append(event)
-    return events
 
 
 def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
@@ -178,3 +181,23 @@ OPENED = """\
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n<think>\\n' -}}{%- endif -%}
 """
+
+
+COUNTS = DraftCounts.of(3, 2) + DraftCounts.of(3, 0) + DraftCounts.of(2, 1)
+
+
+def drafting(counts: DraftCounts = COUNTS, **settings: Any) -> Bench:
+    """Return a server whose engine reports for every reply drafts with these counts."""
+
+    def script(_: Request) -> Iterable[Event]:
+        bench.engine.handles[-1].drafts = counts
+        yield Piece("a", (97,))
+        yield Piece("b", (98,))
+        timings = Timings(0, 21, 2.0, 2, 3.0, 2.5, counts)
+        bench.engine.counters.count_reply(timings)
+        yield Done("eos", "", timings, RequestStats(21, "none", 0, 21), seq=0)
+
+    bench = Bench(
+        script, settings=ServerSettings(**settings), draft_types=("ngram-mod", "draft-mtp")
+    )
+    return bench

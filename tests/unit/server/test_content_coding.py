@@ -13,7 +13,8 @@ import zstandard
 from pyctl.errors import RequestError
 from pyctl.server.content_coding import decoder_of
 from pyctl.server.middleware import MAX_BODY_BYTES
-from tests.unit.server.fake import HI, Bench, Client, play
+from tests.client import HI, Client
+from tests.unit.server.fake import Bench, play
 
 
 def bare(data: bytes) -> bytes:
@@ -76,10 +77,8 @@ def test_every_path_reads_compressed_bodies(client: Client, path: str) -> None:
 @pytest.mark.parametrize("coding", ["br", "compress", "gzip, gzip", "aes128gcm"])
 def test_an_unknown_coding_is_named(client: Client, coding: str) -> None:
     response = client.post("/v1/messages", content=BODY, headers={"content-encoding": coding})
-    assert (response.status_code, response.headers["accept-encoding"]) == (
-        415,
-        "gzip, deflate, zstd",
-    )
+    assert response.status_code == 415
+    assert response.headers["accept-encoding"] == "gzip, deflate, zstd"
     assert coding in response.json()["error"]["message"]
 
 
@@ -91,7 +90,8 @@ def test_a_damaged_body_is_the_clients_error(
     client: Client, coding: str, compress: Callable[[bytes], bytes], harm: Callable[[bytes], bytes]
 ) -> None:
     status, text = post(client, harm(compress(BODY)), coding)
-    assert (status, "compressed body" in text) == (400, True), text
+    assert status == 400, text
+    assert "compressed body" in text, text
 
 
 @pytest.mark.parametrize(("coding", "compress"), CODINGS[:-1])
@@ -101,7 +101,8 @@ def test_a_body_is_decoded_in_bounded_pieces_up_to_its_limit(
     bomb = compress(bytes(2 * MAX_BODY_BYTES))
     assert len(bomb) < MAX_BODY_BYTES / 500
     status, text = post(client, bomb, coding)
-    assert (status, "larger than" in text) == (413, True)
+    assert status == 413
+    assert "larger than" in text
     pieces = list(decoder_of(coding).decode(bomb))
     assert sum(map(len, pieces)) == 2 * MAX_BODY_BYTES
     assert max(map(len, pieces)) <= 2 * 2**20
@@ -128,7 +129,8 @@ def test_a_body_that_is_too_large_as_sent_is_refused(client: Client) -> None:
     blocks = empty_blocks()
     data = b"".join(next(blocks) for _ in range(MAX_BODY_BYTES // 50_000 + 1))
     status, text = post(client, data, "deflate")
-    assert (status, "compressed body is larger" in text) == (413, True)
+    assert status == 413
+    assert "compressed body is larger" in text
 
 
 def test_a_window_of_many_megabytes_is_not_allocated() -> None:

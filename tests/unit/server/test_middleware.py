@@ -16,7 +16,8 @@ from pyctl.errors import PyctlError, TooLargeError
 from pyctl.server.http import JsonResponse, error_response
 from pyctl.server.middleware import BodyLimitMiddleware
 from pyctl.server.server_settings import Cors, ServerSettings
-from tests.unit.server.fake import HI, Bench, Client, play
+from tests.client import HI, Client
+from tests.unit.server.fake import Bench, play
 from tests.unit.server.parts import in_loop
 
 
@@ -166,7 +167,9 @@ async def chunks(n_bytes: int, size: int) -> AsyncIterator[bytes]:
 
 
 def post(n_bytes: int, size: int) -> httpx.Response:
-    return Client(BodyLimitMiddleware(counting, LIMIT)).post("/", content=chunks(n_bytes, size))
+    return Client.to_app(BodyLimitMiddleware(counting, LIMIT)).post(
+        "/", content=chunks(n_bytes, size)
+    )
 
 
 @pytest.mark.parametrize("size", [1, 333, 5000])
@@ -217,6 +220,6 @@ def test_a_client_that_asks_before_it_sends_is_refused_unread() -> None:
         yield b"x"
 
     headers = {"expect": "100-continue", "content-length": str(LIMIT + 1)}
-    client = Client(BodyLimitMiddleware(counting, LIMIT))
+    client = Client.to_app(BodyLimitMiddleware(counting, LIMIT))
     assert client.post("/", content=scarce(), headers=headers).status_code == 413
     assert not sent

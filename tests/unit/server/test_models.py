@@ -29,7 +29,8 @@ from pyctl.server.app_state import AppState, HttpService
 from pyctl.server.load_order import LoadOrder
 from pyctl.server.models import Lease, ModelCard, Models, ModelSource, give_back_lease
 from pyctl.server.server_settings import ServerSettings
-from tests.unit.server.fake import HI, Bench, Client
+from tests.client import HI, Client
+from tests.unit.server.fake import Bench
 from tests.unit.server.parts import Caller, in_loop, supervised
 from tests.waiting import until
 
@@ -114,9 +115,9 @@ def test_no_client_gets_the_address_of_a_download(
     """Some hosts have the token in the path. The log has the address."""
     address = "https://host.example/s3cret/x.gguf"
     models = run(1, bad=Loader(ConfigError(f"cannot fetch {address}: refused")))
-    client = Client(create_app(models))
+    client = Client.to_app(create_app(models))
     answers = [
-        client.post("/completion", json={"model": "bad", "prompt": "a"}),
+        client.post("/completion", {"model": "bad", "prompt": "a"}),
         client.get("/models"),
         client.get("/v1/models/bad"),
         client.get("/props?model=bad&autoload=1"),
@@ -143,19 +144,18 @@ def test_an_image_of_another_site_reloads_no_presets(
     """A browser sends no Origin for it."""
     models = run(1, a=Loader())
     found.append(ModelSource(ModelCard("new"), Loader()))
-    answer = Client(create_app(models)).get(
+    answer = Client.to_app(create_app(models)).get(
         "/models?reload=1", headers={"Host": "localhost:8080", **headers}
     )
-    assert (answer.status_code, models.find("new") is not None) == (status, status == 200)
+    assert answer.status_code == status
+    assert (models.find("new") is not None) == (status == 200)
 
 
 @pytest.mark.timeout(60)
 def test_the_head_of_a_stream_is_no_stream(run: Callable[..., Models]) -> None:
-    answer = Client(create_app(run(1, a=Loader()))).request("HEAD", "/models/sse")
-    assert (answer.status_code, answer.headers["content-type"]) == (
-        200,
-        "text/event-stream; charset=utf-8",
-    )
+    answer = Client.to_app(create_app(run(1, a=Loader()))).request("HEAD", "/models/sse")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
 
 
 @pytest.mark.parametrize("call", ["admin.n_kept", "worker.load"])
@@ -193,7 +193,8 @@ def test_what_serves_does_not_leave(run: Callable[..., Models]) -> None:
     assert not second.done()
     first.close()
     assert second.result(60).service is models.named("b").service
-    assert (state(models, "a"), state(models, "b")) == ("unloaded", "loaded")
+    assert state(models, "a") == "unloaded"
+    assert state(models, "b") == "loaded"
 
 
 def test_leaving_client_gives_up_its_place_and_late_leases(run: Callable[..., Models]) -> None:
@@ -221,7 +222,7 @@ def test_an_engine_that_fails_ends_the_process(run: Callable[..., Models]) -> No
     assert str(found[0]) == "the device is lost"
     with pytest.raises(UnavailableError):
         lease(models, "b")
-    assert Client(create_app(models)).get("/health").status_code == 503
+    assert Client.to_app(create_app(models)).get("/health").status_code == 503
 
 
 async def answer(models: Models, loader: Loader, **fields: Any) -> bytes:
@@ -267,7 +268,7 @@ def test_own_pages_and_programs_alone_see_the_flags_of_models(
     models = Models(
         AppState(ServerSettings(api_keys=api_keys)), lambda: [ModelSource(card, Loader())]
     )
-    client = Client(create_app(models))
+    client = Client.to_app(create_app(models))
     (listed,) = client.get("/v1/models", headers=headers).json()["data"]
     for status in (listed["status"], client.get("/v1/models/a", headers=headers).json()["status"]):
         assert status.pop("value") == "unloaded"
@@ -279,14 +280,13 @@ def test_a_model_is_shown_by_either_of_its_names_in_ollama(
     run: Callable[..., Models], body: dict[str, str]
 ) -> None:
     models = run(0, a=Loader(), b=Loader())
-    client = Client(create_app(models))
-    assert client.post("/api/show", json=body).status_code == 200
-    assert (state(models, "a"), state(models, "b")) == ("unloaded", "loaded")
-    named = client.post("/api/chat", json={"name": "b", "messages": HI, "stream": False})
-    assert (named.status_code, named.json()["error"]) == (
-        400,
-        "model name is missing from the request",
-    )
+    client = Client.to_app(create_app(models))
+    assert client.post("/api/show", body).status_code == 200
+    assert state(models, "a") == "unloaded"
+    assert state(models, "b") == "loaded"
+    named = client.post("/api/chat", {"name": "b", "messages": HI, "stream": False})
+    assert named.status_code == 400
+    assert named.json()["error"] == "model name is missing from the request"
 
 
 @pytest.mark.parametrize(
@@ -294,9 +294,10 @@ def test_a_model_is_shown_by_either_of_its_names_in_ollama(
 )
 def test_a_model_is_found_in_any_body_that_is_read(run: Callable[..., Models], body: bytes) -> None:
     models = run(0, a=Loader(), b=Loader())
-    answer = Client(create_app(models)).post("/tokenize", content=body)
+    answer = Client.to_app(create_app(models)).post("/tokenize", content=body)
     assert answer.status_code == 200, answer.text
-    assert (state(models, "a"), state(models, "b")) == ("unloaded", "loaded")
+    assert state(models, "a") == "unloaded"
+    assert state(models, "b") == "loaded"
 
 
 def test_a_reload_unloads_what_changed_and_leaves_the_rest(
@@ -371,8 +372,9 @@ def test_events_of_models(run: Callable[..., Models]) -> None:
 def test_a_model_is_found_in_a_compressed_body(run: Callable[..., Models]) -> None:
     models = run(0, a=Loader(), b=Loader())
     body = gzip.compress(b'{"model": "b", "content": "x"}')
-    answer = Client(create_app(models)).post(
+    answer = Client.to_app(create_app(models)).post(
         "/tokenize", content=body, headers={"content-encoding": "gzip"}
     )
     assert answer.status_code == 200, answer.text
-    assert (state(models, "a"), state(models, "b")) == ("unloaded", "loaded")
+    assert state(models, "a") == "unloaded"
+    assert state(models, "b") == "loaded"

@@ -74,8 +74,10 @@ def test_a_connection_has_what_its_guard_reads_and_changes() -> None:
 
 def test_a_server_has_what_its_end_relies_on() -> None:
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
-    assert (server.started, server.should_exit) == (False, False)
-    assert (server.server_state.tasks, server.server_state.connections) == (set(), set())
+    assert server.started is False
+    assert server.should_exit is False
+    assert server.server_state.tasks == set()
+    assert server.server_state.connections == set()
     assert parameters(uvicorn.Server.startup) == ["self", "sockets"]
     assert parameters(uvicorn.Server.shutdown) == ["self", "sockets"]
     assert parameters(uvicorn.Server.on_tick) == ["self", "counter"]

@@ -45,7 +45,8 @@ def test_a_machine_gets_a_build(
     machine: Machine, options: dict[str, Any], is_needed: bool, architectures: tuple[str, ...]
 ) -> None:
     plan = make_plan(machine, **options)
-    assert (plan.is_needed, plan.architectures) == (is_needed, architectures)
+    assert plan.is_needed == is_needed
+    assert plan.architectures == architectures
 
 
 @pytest.mark.parametrize(

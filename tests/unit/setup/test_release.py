@@ -4,16 +4,12 @@ it.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import tarfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pyctl.errors import ConfigError
 from pyctl.machine.libraries import (
     MODULES,
     choose,
@@ -22,15 +18,11 @@ from pyctl.machine.libraries import (
     use_libraries,
     use_release,
 )
-from pyctl.machine.pin import read_pin
 from pyctl.machine.probe import Compiler
 from pyctl.setup.build import Build, compile_extension, place_libraries, stage_libraries
-from pyctl.setup.source import Release, open_release, unpack_source
+from pyctl.setup.source import Release, open_release
 from pyctl.setup.toolkit import BuildTools
-
-VERSIONS = "".join(
-    f"set(LLAMA_VERSION_{part} {n})\n" for part, n in (("MAJOR", 0), ("MINOR", 7), ("PATCH", 2))
-)
+from tests.unit.setup.source_trees import DISTRIBUTION, write
 
 NINJA = """#!/bin/sh
 case $5 in -k) cd $2; touch _core.cpython.so; echo 'FAILED: [code=1] CMakeFiles/_pool.dir/csrc/pool/a.cpp.o
@@ -40,25 +32,6 @@ a.cpp:7:3: error: no such name
 FAILED: [code=1] CMakeFiles/_core.dir/csrc/core/c.cpp.o
 c.cpp:1:1: error: of another module'; exit 1;; esac
 """
-
-
-def write(directory: Path, files: Mapping[str, str]) -> Path:
-    for name, text in files.items():
-        (directory / name).parent.mkdir(parents=True, exist_ok=True)
-        (directory / name).write_text(text)
-    return directory
-
-
-TREE = {"include/llama.h": "", "CMakeLists.txt": VERSIONS}
-BINDINGS = {
-    "__init__.py": '__version__ = "0.9.1"\n',
-    "llama_cpp.py": "",
-    "lib/libllama.so": "not this one",
-}
-DISTRIBUTION = {
-    **{f"vendor/llama.cpp/{name}": text for name, text in TREE.items()},
-    **{f"llama_cpp/{name}": text for name, text in BINDINGS.items()},
-}
 
 
 @pytest.fixture
@@ -87,59 +60,6 @@ def chosen(build: Build, home: Path) -> Path:
     return target
 
 
-def test_a_source_is_a_directory_or_an_archive_with_its_hash(tmp_path: Path) -> None:
-    source = write(tmp_path / "llama_cpp_python-0.9.1", {**DISTRIBUTION, "setup.sh": ""})
-    archive = tmp_path / "any name.tar.gz"
-    with tarfile.open(archive, "w:gz") as tar:
-        tar.add(source, source.name)
-    found = open_release([], str(archive), tmp_path / "work")
-    assert (found.name, found.version) == ("0.9.1", "0.9.1")
-    assert found.digest == hashlib.sha256(archive.read_bytes()).hexdigest()
-    assert found.tree.is_relative_to(tmp_path / "work")
-    tree = open_release([], str(write(tmp_path / "llama.cpp", TREE)), tmp_path / "work")
-    assert (tree.name, tree.version, tree.digest) == ("tree-0.7.2", read_pin().release, "")
-    assert tree.bindings.name == "llama_cpp"
-
-
-@pytest.mark.parametrize("damage", ["missing", "empty", "cut"])
-def test_what_is_no_source_is_one_error(damage: str, tmp_path: Path) -> None:
-    path = tmp_path / "a.tar.gz"
-    if damage != "missing":
-        with tarfile.open(path, "w:gz") as tar:
-            tar.add(write(tmp_path / "llama.cpp", {"a": "text" * 5000}), "llama.cpp")
-        path.write_bytes(path.read_bytes()[: 40 if damage == "cut" else 0])
-    with pytest.raises(ConfigError, match=r"a\.tar\.gz"):
-        open_release([], str(path), tmp_path / "work")
-
-
-@pytest.mark.parametrize(
-    "name", ["x/{}/evil", "x/../../evil", "x/a/../../../evil", "x//evil", "x/./evil"]
-)
-def test_an_archive_writes_nothing_elsewhere(name: str, tmp_path: Path) -> None:
-    (elsewhere := tmp_path / "elsewhere").mkdir()
-    archive = tmp_path / "a.tar.gz"
-    work = tmp_path / "work" / "deep"
-    with tarfile.open(archive, "w:gz") as tar:
-        tar.add(write(tmp_path / "llama.cpp", TREE), "llama.cpp")
-        tar.add(write(tmp_path, {"evil": "evil"}) / "evil", name.format(elsewhere))
-        assert not name.startswith("x/{}") or tar.getnames()[-1] == f"x/{elsewhere}/evil"
-    (tmp_path / "evil").unlink()
-    with pytest.raises(ConfigError, match=r"evil' is no path below a directory"):
-        open_release([], str(archive), work)
-    assert not list(tmp_path.rglob("evil"))
-
-
-@pytest.mark.parametrize("bound", [{"max_bytes": 10_000}, {"max_members": 3}])
-def test_an_archive_cannot_fill_the_disk(bound: dict[str, int], tmp_path: Path) -> None:
-    archive = tmp_path / "a.tar.gz"
-    target = tmp_path / "new"
-    with tarfile.open(archive, "w:gz") as tar:
-        tar.add(write(tmp_path / "llama.cpp", {**TREE, "large": "text" * 5000}), "llama.cpp")
-    with pytest.raises(ValueError, match="it holds more than"):
-        unpack_source(archive, target, below="/", **bound)
-    assert not (target / "large").exists()
-
-
 def test_a_module_that_does_not_compile_has_a_reason(build: Build, release: Release) -> None:
     missing = compile_extension(build, release)
     assert missing == {"_drafts": "it does not compile", "_pool": "error: no such name"}
@@ -151,11 +71,9 @@ def test_a_chosen_build_brings_its_bindings_and_modules(build: Build, tmp_path: 
     used = use_libraries(environ, lambda: None)
     assert used is not None
     assert environ["LLAMA_CPP_LIB_PATH"] == str(target)
-    assert (used.release, used.is_tried, sorted(used.missing)) == (
-        "0.9.1",
-        True,
-        ["_drafts", "_pool"],
-    )
+    assert used.release == "0.9.1"
+    assert used.is_tried is True
+    assert sorted(used.missing) == ["_drafts", "_pool"]
     assert not (target / "bindings" / "llama_cpp" / "lib").exists()
     assert [path.name for path in (target / "extension").iterdir()] == ["_core.cpython.so"]
     path: list[str] = []

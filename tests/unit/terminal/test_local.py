@@ -13,7 +13,8 @@ from pyctl.errors import EngineError, UnavailableError
 from pyctl.requests.reply_settings import ReplySettings
 from pyctl.terminal.conversation import PromptProgress, ReplyStats
 from pyctl.terminal.local import LocalBackend
-from tests.unit.server.fake import HI, Bench, Pause, close_workers
+from tests.client import HI
+from tests.unit.server.fake import Bench, Pause, close_workers
 
 TEMPLATE = """\
 {%- for message in messages %}
@@ -105,14 +106,15 @@ def test_what_is_set_for_the_server_holds_for_a_chat_in_this_process(name: str) 
 def test_the_figures_come_last() -> None:
     *_, stats = LocalBackend(bench_of(piece("a"), DONE).service).stream(HI)
     assert isinstance(stats, ReplyStats)
-    assert (stats.n_cached, stats.n_evaluated, stats.n_predicted, stats.source) == (
-        12,
-        34,
-        10,
-        "ram",
-    )
-    assert (stats.first_token_ms, stats.tokens_per_second, stats.truncated) == (42.0, 40.0, False)
-    assert (stats.n_drafted, stats.n_accepted) == (6, 4)
+    assert stats.n_cached == 12
+    assert stats.n_evaluated == 34
+    assert stats.n_predicted == 10
+    assert stats.source == "ram"
+    assert stats.first_token_ms == 42.0
+    assert stats.tokens_per_second == 40.0
+    assert stats.truncated is False
+    assert stats.n_drafted == 6
+    assert stats.n_accepted == 4
 
 
 def test_closing_cancels_the_work() -> None:

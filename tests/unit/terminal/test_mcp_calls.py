@@ -23,7 +23,7 @@ from pyctl.terminal.mcp_calls import (
     OfferedTool,
     ToolCalls,
 )
-from tests.unit.terminal.test_loop import Lines, Recorder
+from tests.unit.terminal.test_interactive import Lines, Recorder
 
 DEFINITION = {"type": "function", "function": {"name": "look"}}
 
@@ -88,10 +88,8 @@ def test_calls_run_when_the_user_says_so_and_the_model_goes_on(script: Any) -> N
     assert source.ran == [("look", {"at": 0})]
     assert backend.fields[0]["tools"] == [DEFINITION, DEFINITION]
     reply, *results = backend.seen[1][1:]
-    assert (reply["reasoning_content"], [call["id"] for call in reply["tool_calls"]]) == (
-        "hm",
-        ["id0", "id1"],
-    )
+    assert reply["reasoning_content"] == "hm"
+    assert [call["id"] for call in reply["tool_calls"]] == ["id0", "id1"]
     assert results == [
         {"role": "tool", "content": "seen\nall", "tool_call_id": "id0"},
         {"role": "tool", "content": REFUSED, "tool_call_id": "id1"},
@@ -119,7 +117,8 @@ def test_what_is_allowed_for_this_chat_or_always_is_not_asked_again(
     )
     source = Source()
     _, _, asked, _ = talk(script, *rounds, source=source, answers=["c", "always"], kept=kept)
-    assert (len(asked), len(source.ran)) == (2, 4)
+    assert len(asked) == 2
+    assert len(source.ran) == 4
     assert json.loads(kept.read_text()) == ["there act"]
     _, _, asked, _ = talk(
         script, calls(script, "act", "look"), script.say("."), source=source, kept=kept
@@ -159,7 +158,8 @@ def test_ctrl_c_in_a_tool_ends_the_round(script: Any) -> None:
 def test_a_call_that_was_cut_off_is_not_asked_about(arguments: str) -> None:
     tools = ToolCalls(source := Source(), asked := Mock())
     assert tools.result(Call("id", "look", arguments)) == UNREADABLE
-    assert (asked.called, source.ran) == (False, [])
+    assert asked.called is False
+    assert source.ran == []
 
 
 def test_the_question_fits_into_a_line_and_yes_is_once() -> None:
@@ -173,7 +173,9 @@ def test_the_question_fits_into_a_line_and_yes_is_once() -> None:
 
 def test_calls_of_unknown_tools_are_left_to_the_user_and_rounds_end(script: Any) -> None:
     backend, _, asked, chat = talk(script, calls(script, "other"), source=Source())
-    assert (len(backend.seen), asked, len(chat.conversation.messages)) == (1, [], 2)
+    assert len(backend.seen) == 1
+    assert asked == []
+    assert len(chat.conversation.messages) == 2
     endless = [calls(script, "look") for _ in range(MAX_ROUNDS + 5)]
     backend, view, _, _ = talk(script, *endless, source=Source(), answers=["c"])
     assert len(backend.seen) == MAX_ROUNDS

@@ -31,4 +31,5 @@ def test_a_prompt_that_is_soon_read_shows_nothing() -> None:
     line.show(PromptProgress(7474, 0))
     line.close()
     line.show(PromptProgress(7474, 7474))  # from a server that says so within its reply
-    assert (screen.rows(), screen.n_erased) == ([], 0)
+    assert screen.rows() == []
+    assert screen.n_erased == 0

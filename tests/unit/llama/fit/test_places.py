@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from pyctl.llama.fit.places import HOST, Places
+from pyctl.llama.fit.places import HOST, MemoryPlaces
 from pyctl.llama.library.devices import Device
 from pyctl.llama.settings.memory_plan import Place, Usage
 
 GPUS = tuple(Device(f"CUDA{i}", "a GPU", True, i, f"buffer {i}", i, 1_000, 2_000) for i in range(2))
 
-PLACES = Places(
+PLACES = MemoryPlaces(
     gpus=GPUS,
     host_free=500,
     shares={"CUDA0": 1.0, "CUDA1": 3.0},

@@ -8,33 +8,10 @@ import pytest
 
 from pyctl.engine.request import Request
 from pyctl.errors import EngineError
+from tests.client import HI
 from tests.unit.chat.toy import THINKING
-from tests.unit.server.fake import HI, Bench, Script, fail, play
-from tests.unit.server.parts import named_events, split_by_lines
-
-CALLS = (
-    "r:h",
-    "m\n",
-    "c:I \n",
-    "c:look\n",
-    "k:0:t1:look\n",
-    'a:0:{"at":\n',
-    "a:0:1}\n",
-    "k:1:t2:wait\n",
-)
-
-
-def ask(bench: Bench, **fields: Any) -> Any:
-    response = bench.post("/v1/messages", {"messages": HI, **fields})
-    assert response.status_code == 200, response.text
-    return response.json()
-
-
-def stream(bench: Bench, **fields: Any) -> list[dict[str, Any]]:
-    response = bench.post("/v1/messages", {"messages": HI, "stream": True, **fields})
-    assert response.status_code == 200, response.text
-    assert response.headers["content-type"] == "text/event-stream"
-    return named_events(response.content)
+from tests.unit.server.fake import Bench, Script, fail, play
+from tests.unit.server.parts import CALLS, split_by_lines
 
 
 def built(events: list[dict[str, Any]]) -> dict[str, Any]:
@@ -42,11 +19,9 @@ def built(events: list[dict[str, Any]]) -> dict[str, Any]:
     promises.
     """
     start, *rest, delta, stop = events
-    assert (start["type"], delta["type"], stop) == (
-        "message_start",
-        "message_delta",
-        {"type": "message_stop"},
-    )
+    assert start["type"] == "message_start"
+    assert delta["type"] == "message_delta"
+    assert stop == {"type": "message_stop"}
     message: dict[str, Any] = start["message"]
     texts: list[str] = []
     opened = False
@@ -81,7 +56,7 @@ def built(events: list[dict[str, Any]]) -> dict[str, Any]:
 
 def test_a_whole_message() -> None:
     bench = Bench(play("Hel", "lo", cached=5, source="ram"))
-    message = ask(bench, max_tokens=9, stop_sequences=["x"])
+    message = bench.message(max_tokens=9, stop_sequences=["x"])
     assert message.pop("id").startswith("chatcmpl-")
     assert message == {
         "type": "message",
@@ -97,11 +72,12 @@ def test_a_whole_message() -> None:
             "output_tokens": 3,
         },
     }
-    assert (bench.worker.requests[0].max_tokens, bench.worker.requests[0].stop) == (9, ("x",))
+    assert bench.worker.requests[0].max_tokens == 9
+    assert bench.worker.requests[0].stop == ("x",)
 
 
 def test_a_stream_opens_with_what_was_cached() -> None:
-    start, block, *_ = stream(Bench(play("Hel", "lo", cached=5, source="ram")))
+    start, block, *_ = Bench(play("Hel", "lo", cached=5, source="ram")).message_stream()
     assert start["message"]["usage"]["cache_read_input_tokens"] == 5
     assert start["message"]["usage"]["output_tokens"] == 0
     assert start["message"]["content"] == []
@@ -123,8 +99,8 @@ def test_a_stream_opens_with_what_was_cached() -> None:
     ],
 )
 def test_a_stream_makes_the_same_message(script: Callable[[Request], Script]) -> None:
-    whole = ask(Bench(script))
-    streamed = built(stream(Bench(script)))
+    whole = Bench(script).message()
+    streamed = built(Bench(script).message_stream())
     assert {**streamed, "id": ""} == {**whole, "id": ""}
 
 
@@ -137,15 +113,15 @@ def test_blocks_come_in_the_order_of_the_reply(monkeypatch: pytest.MonkeyPatch) 
         {"type": "tool_use", "id": "t1", "name": "look", "input": {"at": 1}},
         {"type": "tool_use", "id": "t2", "name": "wait", "input": {}},
     ]
-    whole = ask(Bench(script))
-    streamed = built(stream(Bench(script)))
+    whole = Bench(script).message()
+    streamed = built(Bench(script).message_stream())
     assert whole["content"] == streamed["content"] == expected
     assert whole["stop_reason"] == streamed["stop_reason"] == "tool_use"
 
 
 def test_text_behind_a_call_is_a_block_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     split_by_lines(monkeypatch)
-    message = built(stream(Bench(play("c:a\n", "k:0:t:x\n", "c:b\n", "r:c\n", "r:d\n"))))
+    message = built(Bench(play("c:a\n", "k:0:t:x\n", "c:b\n", "r:c\n", "r:d\n")).message_stream())
     assert [block["type"] for block in message["content"]] == [
         "text",
         "tool_use",
@@ -159,7 +135,7 @@ def test_arguments_that_are_no_object_make_an_empty_one(
     monkeypatch: pytest.MonkeyPatch, arguments: str
 ) -> None:
     split_by_lines(monkeypatch)
-    message = ask(Bench(play("k:0:t:x\n", f"a:0:{arguments}\n")))
+    message = Bench(play("k:0:t:x\n", f"a:0:{arguments}\n")).message()
     assert message["content"] == [{"type": "tool_use", "id": "t", "name": "x", "input": {}}]
 
 
@@ -167,7 +143,7 @@ def test_stop_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
     split_by_lines(monkeypatch)
 
     def reason(*parts: str, **how: Any) -> tuple[str, str | None]:
-        message = ask(Bench(play(*parts, **how)))
+        message = Bench(play(*parts, **how)).message()
         return message["stop_reason"], message["stop_sequence"]
 
     assert reason("c:a\n") == ("end_turn", None)
@@ -178,9 +154,9 @@ def test_stop_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_block_that_the_prompt_has_opened_is_thinking() -> None:
-    message = ask(Bench(play("hm", "</think>", "\n\nYes"), template=THINKING))
+    message = Bench(play("hm", "</think>", "\n\nYes"), template=THINKING).message()
     assert [block["type"] for block in message["content"]] == ["thinking", "text"]
-    message = ask(Bench(play("Yes"), template=THINKING), thinking={"type": "disabled"})
+    message = Bench(play("Yes"), template=THINKING).message(thinking={"type": "disabled"})
     assert message["content"] == [{"type": "text", "text": "Yes"}]
 
 
@@ -192,11 +168,9 @@ def test_errors_have_anthropics_form(path: str, body: Any, said: str) -> None:
     response = Bench(play("x")).post(path, body)
     assert response.status_code == 400
     answer = response.json()
-    assert (answer["type"], answer["error"]["type"], answer["error"]["code"]) == (
-        "error",
-        "invalid_request_error",
-        400,
-    )
+    assert answer["type"] == "error"
+    assert answer["error"]["type"] == "invalid_request_error"
+    assert answer["error"]["code"] == 400
     assert said in answer["error"]["message"]
 
 
@@ -212,7 +186,7 @@ def test_a_prompt_that_is_too_long_is_refused() -> None:
 
 
 def test_a_failure_after_the_first_byte_is_an_event() -> None:
-    events = stream(Bench(fail(EngineError("broken"), "a")))
+    events = Bench(fail(EngineError("broken"), "a")).message_stream()
     assert events[0]["type"] == "message_start"
     error = {"code": 500, "message": "broken", "type": "api_error"}
     assert events[-1] == {"type": "error", "error": error}
@@ -227,7 +201,8 @@ def test_a_thread_is_refused_in_the_words_of_the_sdk(thread: Any, path: str) -> 
     for stream in (False, True):
         response = bench.post(path, {"messages": HI, "thread": thread, "stream": stream})
         body = response.json()
-        assert (response.status_code, body["type"]) == (400, "error")
+        assert response.status_code == 400
+        assert body["type"] == "error"
         assert body["error"]["type"] == "invalid_request_error"
         assert body["error"]["details"] == {"error_code": "thread_unsupported_request"}
     assert not bench.worker.requests

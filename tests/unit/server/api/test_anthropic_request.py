@@ -6,25 +6,14 @@ import pytest
 
 from pyctl.errors import RequestError
 from pyctl.server.api.anthropic_request import chat_fields
-
-
-def converted(messages: Any, **fields: Any) -> dict[str, Any]:
-    return chat_fields({"messages": messages, **fields})
-
-
-def messages_of(*messages: Any, **fields: Any) -> Any:
-    return converted(list(messages), **fields)["messages"]
-
-
-def user(*blocks: Any) -> dict[str, Any]:
-    return {"role": "user", "content": list(blocks)}
-
-
-def text(value: str, **more: Any) -> dict[str, Any]:
-    return {"type": "text", "text": value, **more}
-
-
-HI = {"role": "user", "content": "hi"}
+from tests.unit.server.api.anthropic_messages import (
+    FOUND,
+    HI,
+    converted,
+    messages_of,
+    text,
+    user,
+)
 
 
 def test_system_text_comes_first_and_its_blocks_are_joined() -> None:
@@ -93,146 +82,12 @@ def test_an_assistant_message_without_anything_is_left_out() -> None:
     ]
 
 
-def test_a_plain_text_document_is_read() -> None:
-    document = {
-        "type": "document",
-        "source": {"type": "text", "media_type": "text/plain", "data": "a report"},
-    }
-    assert messages_of(user(document, text("Sum it up"))) == [
-        user(text("a report"), text("Sum it up"))
-    ]
-
-
-SOURCE = {"type": "content", "content": [text("first"), text(" second")]}
-FOUND = {
-    "type": "search_result",
-    "title": "Doors",
-    "source": "https://a.b",
-    "content": [text("red")],
-}
-
-
-@pytest.mark.parametrize(
-    ("block", "expected"),
-    [
-        ({"type": "document", "source": SOURCE}, ["first", " second"]),
-        (
-            {"type": "document", "title": "Report", "context": "of May", "source": SOURCE},
-            ["Report\nof May\nfirst second"],
-        ),
-        ({"type": "document", "source": {"type": "content", "content": "all"}}, ["all"]),
-        (FOUND, ["Doors\nhttps://a.b\nred"]),
-        ({"type": "compaction", "content": "So far: doors."}, ["So far: doors."]),
-        ({"type": "compaction", "content": None}, []),
-        ({"type": "tool_reference", "tool_name": "look"}, ["look"]),
-    ],
-)
-def test_a_block_is_read_as_the_text_that_it_holds(block: Any, expected: list[str]) -> None:
-    after = text("And?")
-    assert messages_of(user(block, after)) == [user(*map(text, expected), after)]
-    result = user({"type": "tool_result", "tool_use_id": "t", "content": [block, after]})
-    assert messages_of(result) == [
-        {"role": "tool", "tool_call_id": "t", "content": "".join([*expected, "And?"])}
-    ]
-    said = {"role": "assistant", "content": [block, after]}
-    assert messages_of(said) == [{"role": "assistant", "content": "".join([*expected, "And?"])}]
-    assert messages_of(HI, system=[block, after])[0]["content"] == "".join([*expected, "And?"])
-
-
-@pytest.mark.parametrize(
-    ("kind", "content", "expected"),
-    [
-        (
-            "web_search",
-            [{"type": "web_search_result", "title": "A", "url": "b", "encrypted_content": "?"}],
-            "A\nb",
-        ),
-        (
-            "web_search",
-            {"type": "web_search_tool_result_error", "error_code": "unavailable"},
-            "unavailable",
-        ),
-        (
-            "web_fetch",
-            {
-                "type": "web_fetch_result",
-                "url": "b",
-                "content": {"type": "document", "title": "T", "source": SOURCE},
-            },
-            "b\nT\nfirst second",
-        ),
-        (
-            "code_execution",
-            {"type": "code_execution_result", "stdout": "1", "stderr": "", "content": []},
-            "1",
-        ),
-        (
-            "bash_code_execution",
-            {"type": "bash_code_execution_result", "stdout": "1", "stderr": "2"},
-            "1\n2",
-        ),
-        (
-            "text_editor_code_execution",
-            {"type": "text_editor_code_execution_str_replace_result", "lines": ["-a", "+b"]},
-            "-a\n+b",
-        ),
-        (
-            "tool_search",
-            {
-                "type": "tool_search_tool_search_result",
-                "tool_references": [{"type": "tool_reference", "tool_name": "look"}],
-            },
-            "look",
-        ),
-        ("mcp", [text("1"), text("2")], "12"),
-        ("mcp", "12", "12"),
-    ],
-)
-def test_a_call_of_a_tool_at_anthropics_servers_is_a_call_with_its_result(
-    kind: str, content: Any, expected: str
-) -> None:
-    called = "mcp_tool_use" if kind == "mcp" else "server_tool_use"
-    turn = [
-        text("I look."),
-        {"type": called, "id": "s1", "name": "search", "input": {"query": "doors"}},
-        {"type": f"{kind}_tool_result", "tool_use_id": "s1", "content": content},
-        text("It is red."),
-    ]
-    assert messages_of(HI, {"role": "assistant", "content": turn}) == [
-        HI,
-        {
-            "role": "assistant",
-            "content": "I look.",
-            "tool_calls": [
-                {
-                    "id": "s1",
-                    "type": "function",
-                    "function": {"name": "search", "arguments": '{"query":"doors"}'},
-                }
-            ],
-        },
-        {"role": "tool", "tool_call_id": "s1", "content": expected},
-        {"role": "assistant", "content": "It is red."},
-    ]
-
-
 def test_system_text_within_a_message_stays_in_its_place() -> None:
     inside = {"type": "mid_conv_system", "content": [text("Shout.")]}
     assert messages_of(user(text("a"), inside, text("b"))) == [
         user(text("a")),
         {"role": "system", "content": "Shout."},
         user(text("b")),
-    ]
-
-
-def test_sealed_reasoning_and_marks_of_another_model_are_no_text() -> None:
-    turn = [
-        {"type": "redacted_thinking", "data": "?"},
-        {"type": "fallback", "from": {}, "to": {}},
-        text("a"),
-    ]
-    assert messages_of({"role": "assistant", "content": turn}) == [
-        {"role": "assistant", "content": "a"}
     ]
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from pyctl.engine.sampling import RANDOM_SEED
-from tests.unit.server.fake import HI, Bench, play
+from tests.client import HI
+from tests.unit.server.fake import Bench, play
 
 
 @pytest.mark.parametrize("name", ["n", "n_cmpl"])

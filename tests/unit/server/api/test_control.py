@@ -4,36 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
 
 import pytest
 
-from tests.unit.server.fake import HI, Bench, play
+from tests.case import Case
+from tests.client import HI
+from tests.unit.server.fake import Bench, play
 from tests.unit.server.parts import OPENED, Caller, in_loop
 
 PATH = "/v1/chat/completions/control"
 
 
 @pytest.mark.parametrize(
-    ("body", "message"),
+    "case",
     [
-        ({}, "missing completion id"),
-        ({"id": "", "action": "reasoning_end"}, "missing completion id"),
-        ({"id": "x"}, "unknown control action"),
-        ({"id": "x", "action": "?"}, "unknown control action"),
+        Case(PATH, {}, 400, "missing completion id"),
+        Case(PATH, {"id": "", "action": "reasoning_end"}, 400, "missing completion id"),
+        Case(PATH, {"id": "x"}, 400, "unknown control action"),
+        Case(PATH, {"id": "x", "action": "?"}, 400, "unknown control action"),
     ],
+    ids=str,
 )
-def test_bad_orders(body: dict[str, Any], message: str) -> None:
-    response = Bench(play("x")).client.post(PATH, json=body)
-    assert response.status_code == 400
-    assert response.json()["error"]["message"] == message
+def test_bad_orders(case: Case) -> None:
+    assert case.check(Bench(play("x")).client) == case.error
 
 
 def test_a_reply_that_nobody_knows_or_that_has_ended() -> None:
     bench = Bench(play("x"))
     known = bench.chat(reasoning_control=True)["id"]
     for name in ("chatcmpl-none", known):
-        answer = bench.client.post(PATH, json={"id": name, "action": "reasoning_end"})
+        answer = bench.client.post(PATH, {"id": name, "action": "reasoning_end"})
         assert answer.status_code == 200
         assert answer.json() == {"success": False, "message": "no active completion for this id"}
     assert not bench.service.shared.running

@@ -12,8 +12,9 @@ from pyctl.chat.images import MEDIA_MARKER
 from pyctl.prompt import Prompt
 from pyctl.requests.reply_settings import ReplySettings
 from pyctl.requests.request_pool import Lane
+from tests.client import HI
 from tests.pictures import GridReader, image_bytes
-from tests.unit.server.fake import HI, Bench, play
+from tests.unit.server.fake import Bench, play
 
 PNG = image_bytes(70, 31)
 OTHER = image_bytes(33, 65, "jpeg", seed=1)

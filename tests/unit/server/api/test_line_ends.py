@@ -8,7 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.unit.server.fake import HI, Bench, play
+from tests.client import HI
+from tests.unit.server.fake import Bench, play
 
 REPLY = "a\u2028b\u2029c\x85d\x0be\x0cf\x1cg\x1eh"
 ASKED: dict[str, dict[str, Any]] = {

@@ -40,15 +40,16 @@ def test_a_whole_native_reply() -> None:
         "stopping_word": "END",
         "tokens_cached": 5,
     }
-    assert (timings["cache_n"], timings["prompt_n"]) == (3, 1)
-    assert (settings["stop"], settings["n_predict"], settings["seed"], settings["top_k"]) == (
-        ["END"],
-        9,
-        5,
-        40,
-    )
+    assert timings["cache_n"] == 3
+    assert timings["prompt_n"] == 1
+    assert settings["stop"] == ["END"]
+    assert settings["n_predict"] == 9
+    assert settings["seed"] == 5
+    assert settings["top_k"] == 40
     request = bench.worker.requests[0]
-    assert (request.stop, request.max_tokens, request.sampling.seed) == (("END",), 9, 5)
+    assert request.stop == ("END",)
+    assert request.max_tokens == 9
+    assert request.sampling.seed == 5
 
 
 def test_a_native_stream() -> None:
@@ -65,12 +66,10 @@ def test_a_native_stream() -> None:
         }
         for content, token, n in (("a\n", 97, 1), ("", 120, 2), ("b", 98, 3))
     ]
-    assert (last["stop"], last["content"], last["tokens"], last["stop_type"]) == (
-        True,
-        "",
-        [],
-        "eos",
-    )
+    assert last["stop"] is True
+    assert last["content"] == ""
+    assert last["tokens"] == []
+    assert last["stop_type"] == "eos"
     assert last["has_new_line"] is True
     assert last["generation_settings"]["stream"] is True
     assert last["timings"]["predicted_n"] == 4
@@ -85,7 +84,8 @@ def test_native_progress_and_timings_per_token() -> None:
 
 def test_truncated_means_that_the_context_is_full() -> None:
     body = native(Bench(play("a", "b", stop="limit")), prompt="x" * (N_CTX - 2))
-    assert (body["truncated"], body["stop_type"]) == (True, "limit")
+    assert body["truncated"] is True
+    assert body["stop_type"] == "limit"
     assert native(Bench(play("a", "b", stop="limit")))["truncated"] is False
 
 
@@ -158,7 +158,9 @@ def test_openai_completions() -> None:
         "/v1/completions", {"prompt": "Once", "max_tokens": 5, "logprobs": 1, "suffix": None}
     ).json()
     (choice,) = body["choices"]
-    assert (choice["text"], choice["index"], choice["finish_reason"]) == ("ab", 0, "stop")
+    assert choice["text"] == "ab"
+    assert choice["index"] == 0
+    assert choice["finish_reason"] == "stop"
     assert [entry["token"] for entry in choice["logprobs"]["content"]] == ["a", "b"]
     assert body["object"] == "text_completion"
     assert body["usage"]["total_tokens"] == 4 + 3

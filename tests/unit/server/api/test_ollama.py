@@ -7,10 +7,12 @@ import pytest
 
 from pyctl.errors import EngineError
 from pyctl.requests.reply_settings import ReplySettings
+from tests.case import Case
+from tests.client import HI
 from tests.pictures import GridReader
 from tests.unit.chat import toy
 from tests.unit.server.api.test_images import URL, openai, prompt_of
-from tests.unit.server.fake import HI, Bench, fail, play
+from tests.unit.server.fake import Bench, fail, play
 from tests.unit.server.parts import sent_in_silence
 
 TOOL = {
@@ -47,10 +49,14 @@ def test_a_chat_streams_unless_it_says_no() -> None:
     assert not any(chunk["done"] for chunk in chunks)
     assert last["message"] == {"role": "assistant", "content": ""}
     for end in (body, last):
-        assert (end["model"], end["done"], end["done_reason"]) == ("toy-1", True, "stop")
+        assert end["model"] == "toy-1"
+        assert end["done"] is True
+        assert end["done_reason"] == "stop"
         n_prompt = len(bench.worker.requests[-1].prompt)
-        assert (end["prompt_eval_count"], end["eval_count"]) == (n_prompt, 5)
-        assert (end["prompt_eval_duration"], end["eval_duration"]) == (2_000_000, 3_000_000)
+        assert end["prompt_eval_count"] == n_prompt
+        assert end["eval_count"] == 5
+        assert end["prompt_eval_duration"] == 2_000_000
+        assert end["eval_duration"] == 3_000_000
         assert end["total_duration"] == end["load_duration"] + 5_000_000
     assert (
         Bench(play("a", stop="limit"))
@@ -90,53 +96,60 @@ def test_images() -> None:
     assert tokens(bench, "/api/chat", {"messages": [message]}) == expected
     assert tokens(bench, "/api/generate", {"prompt": "a", "images": [BASE64]}) == expected
     bad = bench.post("/api/chat", {"messages": [*HI, {**message, "images": [BASE64, "!"]}]})
-    assert (bad.status_code, bad.json()["error"].partition(":")[0]) == (
-        400,
-        "messages[1].images[1]",
-    )
+    assert bad.status_code == 400
+    assert bad.json()["error"].partition(":")[0] == "messages[1].images[1]"
     blind = Bench(play("x")).post("/api/chat", {"messages": [message]})
-    assert (blind.status_code, "mmproj" in blind.json()["error"]) == (400, True)
+    assert blind.status_code == 400
+    assert "mmproj" in blind.json()["error"]
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "status", "words"),
+    "case",
     [
-        ("chat", {"messages": HI, "think": "wizard"}, 400, "think"),
-        ("chat", {"messages": HI, "format": "xml"}, 400, "format"),
-        ("chat", {"messages": [7]}, 400, "messages[0] must be an object"),
-        (
-            "chat",
+        Case("/api/chat", {"messages": HI, "think": "wizard"}, 400, "think"),
+        Case("/api/chat", {"messages": HI, "format": "xml"}, 400, "format"),
+        Case("/api/chat", {"messages": [7]}, 400, "messages[0] must be an object"),
+        Case(
+            "/api/chat",
             {"messages": [{"role": "assistant", "tool_calls": [7]}]},
             400,
             "messages[0].tool_calls[0]",
         ),
-        ("chat", {"messages": HI, "options": {"temperature": "hot"}}, 400, "temperature"),
-        (
-            "chat",
+        Case("/api/chat", {"messages": HI, "options": {"temperature": "hot"}}, 400, "temperature"),
+        Case(
+            "/api/chat",
             {"messages": [{"role": "user", "content": "x" * 5000}]},
             400,
             "exceeds the available context size",
         ),
-        ("chat", {"messages": HI, "logprobs": True}, 501, "logprobs"),
-        ("generate", {"prompt": "a", "template": "{{ .Prompt }}"}, 501, "template"),
-        ("generate", {"prompt": "a", "context": [1, 2]}, 501, "context"),
-        ("generate", {"prompt": "a", "raw": True, "system": "s"}, 400, "raw mode does not support"),
-        ("generate", {"prompt": "a", "suffix": "b"}, 501, "Infill is not supported by this model"),
-        ("generate", {"prompt": "a", "raw": True, "images": [BASE64]}, 400, "images"),
-        ("embed", {"input": "a"}, 501, "--embeddings"),
-        ("embed", {"input": 7}, 400, "input"),
-        ("show", b"{", 400, "JSON"),
-        ("pull", {"model": "m"}, 501, "pyctl serve"),
+        Case("/api/chat", {"messages": HI, "logprobs": True}, 501, "logprobs"),
+        Case("/api/generate", {"prompt": "a", "template": "{{ .Prompt }}"}, 501, "template"),
+        Case("/api/generate", {"prompt": "a", "context": [1, 2]}, 501, "context"),
+        Case(
+            "/api/generate",
+            {"prompt": "a", "raw": True, "system": "s"},
+            400,
+            "raw mode does not support",
+        ),
+        Case(
+            "/api/generate",
+            {"prompt": "a", "suffix": "b"},
+            501,
+            "Infill is not supported by this model",
+        ),
+        Case("/api/generate", {"prompt": "a", "raw": True, "images": [BASE64]}, 400, "images"),
+        Case("/api/embed", {"input": "a"}, 501, "--embeddings"),
+        Case("/api/embed", {"input": 7}, 400, "input"),
+        Case("/api/show", b"{", 400, "JSON"),
+        Case("/api/pull", {"model": "m"}, 501, "pyctl serve"),
     ],
+    ids=str,
 )
-def test_what_is_wrong_is_said_in_ollamas_form(
-    path: str, body: Any, status: int, words: str
-) -> None:
-    content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    response = Bench(play("x")).client.post(f"/api/{path}", content=content)
-    assert response.status_code == status, response.text
+def test_what_is_wrong_is_said_in_ollamas_form(case: Case) -> None:
+    response = case.send(Bench(play("x")).client)
+    assert response.status_code == case.status, response.text
     assert list(response.json()) == ["error"]
-    assert words in response.json()["error"]
+    assert case.error in response.json()["error"]
 
 
 def test_what_open_webui_sends() -> None:
@@ -172,10 +185,8 @@ def test_a_silent_stream_repeats_an_empty_chunk() -> None:
     """A comment, or an empty line, is no JSON: clients read each line."""
     sent = sent_in_silence("/api/chat", {"messages": HI}, bool)
     chunks = [json.loads(line) for line in sent.splitlines()]
-    assert (chunks[0]["message"], chunks[0]["done"]) == (
-        {"role": "assistant", "content": ""},
-        False,
-    )
+    assert chunks[0]["message"] == {"role": "assistant", "content": ""}
+    assert chunks[0]["done"] is False
     assert "".join(chunk["message"]["content"] for chunk in chunks) == "a"
     assert chunks[-1]["done"]
 
@@ -211,7 +222,8 @@ def test_an_empty_request_only_has_the_model_loaded() -> None:
         ("generate", {}),
     ):
         response = bench.post(f"/api/{path}", {"model": "m", **body})
-        assert (response.json()["done"], response.json()["done_reason"]) == (True, "load")
+        assert response.json()["done"] is True
+        assert response.json()["done_reason"] == "load"
     assert not bench.worker.requests
 
 
@@ -233,10 +245,8 @@ def test_embeddings() -> None:
 
 def test_the_list_of_models_has_no_slash_at_its_end() -> None:
     response = Bench(play("x")).client.get("/v1/models/")
-    assert (response.status_code, response.json()["error"]["message"]) == (
-        404,
-        "no such endpoint: /v1/models/",
-    )
+    assert response.status_code == 404
+    assert response.json()["error"]["message"] == "no such endpoint: /v1/models/"
 
 
 @pytest.mark.parametrize(
@@ -246,6 +256,7 @@ def test_one_model_by_its_name(name: str, status: int) -> None:
     response = Bench(play("x")).client.get(f"/v1/models/{name}")
     assert response.status_code == status
     if status == 200:
-        assert (response.json()["id"], response.json()["object"]) == (name, "model")
+        assert response.json()["id"] == name
+        assert response.json()["object"] == "model"
     else:
         assert response.json()["error"]["type"] == "not_found_error"

@@ -9,7 +9,7 @@ import pytest
 from pyctl.errors import RequestError
 from pyctl.requests.body import ChatBody, CompletionBody, InfillBody
 from pyctl.server.api.ollama_request import chat_body, generate_body
-from tests.unit.server.fake import HI
+from tests.client import HI
 
 CALL = {"function": {"name": "f", "arguments": {"a": 1}}}
 
@@ -31,17 +31,16 @@ def test_options() -> None:
     }
     options = {**sampling, "num_predict": 7, "num_ctx": 512, "num_gpu": 1, "stop": ["x"]}
     body = read(options=options, keep_alive="5m", cache_prompt=False)
-    assert (body.stops.max_tokens, body.stops.stop, body.cache_prompt, body.options.stream) == (
-        7,
-        ("x",),
-        False,
-        True,
-    )
+    assert body.stops.max_tokens == 7
+    assert body.stops.stop == ("x",)
+    assert body.cache_prompt is False
+    assert body.options.stream is True
     assert body.sampling == sampling
     for n in (0, -1, -2):
         assert read(options={"num_predict": n}).stops.max_tokens == -1
     assert read(options={"num_predict": 2**53}).stops.max_tokens == 2**31 - 1
-    assert (read().stops.max_tokens, read(stream=False).options.stream) == (None, False)
+    assert read().stops.max_tokens is None
+    assert read(stream=False).options.stream is False
 
 
 def test_think_and_format() -> None:

@@ -8,8 +8,9 @@ import pytest
 
 from pyctl.requests.reply_settings import ReplySettings
 from pyctl.server.server_settings import ServerSettings
+from tests.client import HI
 from tests.unit.chat import toy
-from tests.unit.server.fake import HI, Bench, play
+from tests.unit.server.fake import Bench, play
 
 TIMINGS = {
     "cache_n": 16,
@@ -118,12 +119,11 @@ def test_progress_and_timings_per_token() -> None:
     ]
     role, a, b = chunks[2:]
     assert "timings" not in role
-    assert (a["timings"]["predicted_n"], b["timings"]["predicted_n"]) == (1, 2)
-    assert (b["timings"]["cache_n"], b["timings"]["prompt_n"], b["timings"]["prompt_ms"]) == (
-        16,
-        5,
-        2.0,
-    )
+    assert a["timings"]["predicted_n"] == 1
+    assert b["timings"]["predicted_n"] == 2
+    assert b["timings"]["cache_n"] == 16
+    assert b["timings"]["prompt_n"] == 5
+    assert b["timings"]["prompt_ms"] == 2.0
     assert last["timings"]["predicted_n"] == 3
 
 
@@ -256,7 +256,8 @@ def test_reply_includes_its_prefill_unless_a_stream_continues(
     messages = [*HI, last]
     bench = Bench(play(*reply), template=toy.THINKING)
     message = bench.chat(messages=messages, **fields)["choices"][0]["message"]
-    assert (message.get("reasoning_content"), message["content"]) == (reasoning, content)
+    assert message.get("reasoning_content") == reasoning
+    assert message["content"] == content
     deltas = [
         event["choices"][0]["delta"]
         for event in bench.chat_stream(messages=messages, **fields)[:-1]

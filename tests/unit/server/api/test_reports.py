@@ -2,64 +2,20 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable
-from typing import Any
-
-import pytest
-
-from pyctl.cache.cache_stats import RequestStats
 from pyctl.engine.pool_plan import PoolPlan
-from pyctl.engine.request import MAX_POSITIONS, Done, DraftCounts, Event, Piece, Request, Timings
+from pyctl.engine.request import MAX_POSITIONS, DraftCounts
 from pyctl.server.server_settings import ServerSettings
-from tests.unit.server.fake import HI, Bench
-
-COUNTS = DraftCounts.of(3, 2) + DraftCounts.of(3, 0) + DraftCounts.of(2, 1)
-
-
-def drafting(counts: DraftCounts = COUNTS, **settings: Any) -> Bench:
-    """Return a server whose engine reports for every reply drafts with these counts."""
-
-    def script(_: Request) -> Iterable[Event]:
-        bench.engine.handles[-1].drafts = counts
-        yield Piece("a", (97,))
-        yield Piece("b", (98,))
-        timings = Timings(0, 21, 2.0, 2, 3.0, 2.5, counts)
-        bench.engine.counters.count_reply(timings)
-        yield Done("eos", "", timings, RequestStats(21, "none", 0, 21), seq=0)
-
-    bench = Bench(
-        script, settings=ServerSettings(**settings), draft_types=("ngram-mod", "draft-mtp")
-    )
-    return bench
+from tests.unit.server.fake import Bench
+from tests.unit.server.parts import COUNTS, drafting
 
 
 def test_counts_add_up() -> None:
     assert DraftCounts(3, 8, 3, (2, 1, 0)) == COUNTS
     assert DraftCounts() + COUNTS == COUNTS
     long = DraftCounts.of(1000, 900)
-    assert (long.n_drafted, long.n_accepted, long.by_position) == (1000, 900, (1,) * MAX_POSITIONS)
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/chat/completions", {"messages": HI}),
-        ("/completion", {"prompt": "x"}),
-        ("/v1/completions", {"prompt": "x"}),
-    ],
-)
-def test_timings_tell_of_drafts(path: str, body: dict[str, Any]) -> None:
-    timings = drafting().post(path, body).json()["timings"]
-    assert (timings["draft_n"], timings["draft_n_accepted"]) == (8, 3)
-    without = drafting(DraftCounts()).post(path, body).json()["timings"]
-    assert timings.keys() - without.keys() == {"draft_n", "draft_n_accepted"}
-
-
-def test_a_stream_tells_of_them_as_it_goes_on() -> None:
-    for event in drafting().chat_stream(timings_per_token=True)[:-1]:
-        if event["choices"] and event["choices"][0]["delta"].get("content"):
-            assert (event["timings"]["draft_n"], event["timings"]["draft_n_accepted"]) == (8, 3)
+    assert long.n_drafted == 1000
+    assert long.n_accepted == 900
+    assert long.by_position == (1,) * MAX_POSITIONS
 
 
 def test_counters() -> None:
@@ -123,12 +79,3 @@ def test_properties_and_slots_tell_of_the_pool() -> None:
     assert slot["kv_pool"] == {"n_rows": 0, "bytes_per_pass": 0}
     assert "kv_pool" not in plain.client.get("/props").json()
     assert "kv_pool" not in plain.client.get("/slots").json()[0]
-
-
-def test_the_log_has_the_share(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG)
-    drafting().chat()
-    assert "  3 of 8 drafts accepted\n" in caplog.text
-    caplog.clear()
-    drafting(DraftCounts()).chat()
-    assert "drafts" not in caplog.text

@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect
 from pyctl.engine.backend import ModelTemplates
 from pyctl.requests.reply_settings import ReplySettings
 from pyctl.requests.text_limit import MAX_CHARS
+from tests.case import Case
 from tests.unit.server.fake import Bench
 from tests.unit.server.parts import Caller
 
@@ -83,28 +84,51 @@ def test_a_model_is_asked_in_its_own_words_or_with_its_marks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "message"),
+    "case",
     [
-        ({"documents": ["a"]}, '"query" must be provided'),
-        ({"query": "q", "documents": [{"image": "a"}]}, 'objects with a "text"'),
-        ({"query": 1, "documents": ["a"]}, '"query" must be a string'),
-        ({"query": None, "documents": ["a"]}, '"query" must be a string'),
-        ({"query": "q"}, '"documents" must be a non-empty string array'),
-        ({"query": "q", "documents": []}, '"documents" must be a non-empty string array'),
-        ({"query": "q", "documents": 123}, '"documents" must be a non-empty string array'),
-        ({"query": "q", "documents": [1, 2]}, '"documents" must be a non-empty string array'),
-        ({"query": "q", "texts": [""] * 1025}, "'documents' must have at most 1024"),
-        ({"query": "q", "documents": ["a"], "top_n": -1}, "'top_n' must be in"),
-        ({"query": "", "documents": ["a", ""]}, "Input content cannot be empty"),
-        ({"query": "q", "documents": ["x" * 64]}, "too many tokens"),
-        ({"query": "q" * (MAX_CHARS + 1), "documents": ["a"]}, "too long"),
-        ({"query": "q", "documents": ["a", "x" * (MAX_CHARS + 1)]}, "too long"),
+        Case("/rerank", {"documents": ["a"]}, 400, '"query" must be provided'),
+        Case(
+            "/rerank", {"query": "q", "documents": [{"image": "a"}]}, 400, 'objects with a "text"'
+        ),
+        Case("/rerank", {"query": 1, "documents": ["a"]}, 400, '"query" must be a string'),
+        Case("/rerank", {"query": None, "documents": ["a"]}, 400, '"query" must be a string'),
+        Case("/rerank", {"query": "q"}, 400, '"documents" must be a non-empty string array'),
+        Case(
+            "/rerank",
+            {"query": "q", "documents": []},
+            400,
+            '"documents" must be a non-empty string array',
+        ),
+        Case(
+            "/rerank",
+            {"query": "q", "documents": 123},
+            400,
+            '"documents" must be a non-empty string array',
+        ),
+        Case(
+            "/rerank",
+            {"query": "q", "documents": [1, 2]},
+            400,
+            '"documents" must be a non-empty string array',
+        ),
+        Case(
+            "/rerank",
+            {"query": "q", "texts": [""] * 1025},
+            400,
+            "'documents' must have at most 1024",
+        ),
+        Case("/rerank", {"query": "q", "documents": ["a"], "top_n": -1}, 400, "'top_n' must be in"),
+        Case(
+            "/rerank", {"query": "", "documents": ["a", ""]}, 400, "Input content cannot be empty"
+        ),
+        Case("/rerank", {"query": "q", "documents": ["x" * 64]}, 400, "too many tokens"),
+        Case("/rerank", {"query": "q" * (MAX_CHARS + 1), "documents": ["a"]}, 400, "too long"),
+        Case("/rerank", {"query": "q", "documents": ["a", "x" * (MAX_CHARS + 1)]}, 400, "too long"),
     ],
+    ids=str,
 )
-def test_what_cannot_be_ranked(body: dict[str, Any], message: str) -> None:
-    response = ranker().post("/rerank", body)
-    assert response.status_code == 400
-    assert message in response.json()["error"]["message"]
+def test_what_cannot_be_ranked(case: Case) -> None:
+    case.check(ranker().client)
 
 
 @pytest.mark.parametrize(("path", "name"), [("/rerank", "documents"), ("/v1/embeddings", "input")])
@@ -146,7 +170,8 @@ def test_only_with_the_flag(path: str) -> None:
         Bench(replies=ReplySettings(embeddings=True), pooling="mean"),
     ):
         error = bench.post(path, {"query": "q", "documents": ["a"]}).json()["error"]
-        assert (error["code"], error["type"]) == (501, "not_supported_error")
+        assert error["code"] == 501
+        assert error["type"] == "not_supported_error"
         assert (
             error["message"]
             == "This server does not support reranking. Start it with `--reranking`"

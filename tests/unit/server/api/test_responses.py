@@ -12,35 +12,11 @@ from pydantic import TypeAdapter
 from pyctl.engine.request import Request
 from pyctl.errors import EngineError
 from pyctl.server.api import responses, responses_request
-from tests.unit.server.fake import HI, Bench, Script, fail, play
-from tests.unit.server.parts import named_events, split_by_lines
+from tests.client import HI
+from tests.unit.server.fake import Bench, Script, fail, play
+from tests.unit.server.parts import CALLS, split_by_lines
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
-CALLS = (
-    "r:h",
-    "m\n",
-    "c:I \n",
-    "c:look\n",
-    "k:0:t1:look\n",
-    'a:0:{"at":\n',
-    "a:0:1}\n",
-    "k:1:t2:wait\n",
-    "a:1:{}\n",
-)
-
-
-def ask(bench: Bench, given: Any = "Hi", **fields: Any) -> Any:
-    response = bench.post("/v1/responses", {"input": given, **fields})
-    assert response.status_code == 200, response.text
-    return response.json()
-
-
-def stream(bench: Bench, **fields: Any) -> list[dict[str, Any]]:
-    response = bench.post("/v1/responses", {"input": "Hi", "stream": True, **fields})
-    assert response.status_code == 200, response.text
-    events = named_events(response.content)
-    assert [event["sequence_number"] for event in events] == list(range(len(events)))
-    return events
 
 
 def prompt_of(bench: Bench) -> str:
@@ -56,14 +32,13 @@ def anonymous(value: Any) -> Any:
 
 
 def test_a_whole_response() -> None:
-    body = ask(
-        Bench(play("Hel", "lo", cached=5)),
-        max_output_tokens=9,
-        temperature=0.5,
-        metadata={"a": "b"},
+    body = Bench(play("Hel", "lo", cached=5)).response(
+        max_output_tokens=9, temperature=0.5, metadata={"a": "b"}
     )
     assert body["id"].startswith("resp_")
-    assert (body["object"], body["status"], body["model"]) == ("response", "completed", "toy-1")
+    assert body["object"] == "response"
+    assert body["status"] == "completed"
+    assert body["model"] == "toy-1"
     (message,) = body["output"]
     assert message.pop("id").startswith("msg_")
     content = [{"type": "output_text", "annotations": [], "logprobs": [], "text": "Hello"}]
@@ -80,16 +55,14 @@ def test_a_whole_response() -> None:
         "input_tokens_details": {"cached_tokens": 5},
         "output_tokens_details": {"reasoning_tokens": 0},
     }
-    assert (body["temperature"], body["max_output_tokens"], body["metadata"]) == (
-        0.5,
-        9,
-        {"a": "b"},
-    )
+    assert body["temperature"] == 0.5
+    assert body["max_output_tokens"] == 9
+    assert body["metadata"] == {"a": "b"}
 
 
 def test_a_stream_has_all_events_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     split_by_lines(monkeypatch)
-    events = stream(Bench(play(*CALLS)))
+    events = Bench(play(*CALLS, "a:1:{}\n")).response_stream()
     assert [event["type"].removeprefix("response.") for event in events] == [
         *(
             "created",
@@ -159,7 +132,7 @@ def test_a_call_of_a_custom_tool_has_its_input_as_text(monkeypatch: pytest.Monke
     }
     bench = Bench(play(*calls))
     tools = [{"type": "custom", "name": "patch"}, space]
-    *raw, completed = stream(bench, tools=tools)
+    *raw, completed = bench.response_stream(tools=tools)
     events = [EVENT.validate_python(event) for event in raw[2:]]
     kinds = [event.type.removeprefix("response.") for event in events]
     delta = "custom_tool_call_input.delta"
@@ -179,9 +152,9 @@ def test_a_call_of_a_custom_tool_has_its_input_as_text(monkeypatch: pytest.Monke
         "input": "",
         "namespace": "agents",
     }
-    assert ask(bench, tools=tools)["output"] == output
+    assert bench.response(tools=tools)["output"] == output
     result = {"type": "custom_tool_call_output", "call_id": "call_t1", "output": "done"}
-    ask(bench, [*HI, first, result], tools=tools)
+    bench.response([*HI, first, result], tools=tools)
     assert "*** Begin" in prompt_of(bench)
 
 
@@ -195,18 +168,16 @@ def test_a_call_of_a_custom_tool_has_its_input_as_text(monkeypatch: pytest.Monke
     ],
 )
 def test_a_stream_ends_with_the_same_response(script: Callable[[Request], Script]) -> None:
-    events = stream(Bench(script))
+    events = Bench(script).response_stream()
     assert events[-1]["type"] == "response.completed"
     assert events[-1]["timings"]["prompt_n"] > 0
-    assert anonymous(events[-1]["response"]) == anonymous(ask(Bench(script)))
+    assert anonymous(events[-1]["response"]) == anonymous(Bench(script).response())
 
 
 def test_a_reply_that_was_cut_off_says_so() -> None:
-    body = ask(Bench(play("and", stop="limit")))
-    assert (body["status"], body["incomplete_details"]) == (
-        "incomplete",
-        {"reason": "max_output_tokens"},
-    )
+    body = Bench(play("and", stop="limit")).response()
+    assert body["status"] == "incomplete"
+    assert body["incomplete_details"] == {"reason": "max_output_tokens"}
 
 
 @pytest.mark.parametrize(
@@ -224,7 +195,7 @@ def test_an_item_that_was_cut_off_is_incomplete(
     split_by_lines(monkeypatch)
     tools = [{"type": "function", "name": "look"}, {"type": "custom", "name": "patch"}]
     bench = Bench(play(*pieces, stop="limit"))
-    *events, final = stream(bench, tools=tools)
+    *events, final = bench.response_stream(tools=tools)
     output = final["response"]["output"]
     assert [item["status"] for item in output] == ["completed"] * (len(output) - 1) + ["incomplete"]
     ended = [event["item"] for event in events if event["type"] == "response.output_item.done"]
@@ -234,7 +205,7 @@ def test_an_item_that_was_cut_off_is_incomplete(
         "response.function_call_arguments.done",
         "response.custom_tool_call_input.done",
     }
-    assert [item["status"] for item in ask(bench, tools=tools)["output"]] == [
+    assert [item["status"] for item in bench.response(tools=tools)["output"]] == [
         item["status"] for item in output
     ]
 
@@ -248,26 +219,23 @@ def test_a_call_that_was_whole_before_the_reply_was_cut_off_is_completed(
         ("look", '{"at":1}', "function_call_arguments"),
         ("patch", '{"input":"a"}', "custom_tool_call_input"),
     ):
-        *events, final = stream(
-            Bench(play(f"k:0:t1:{name}\n", f"a:0:{arguments}\n", stop="limit")), tools=tools
-        )
-        assert (final["response"]["status"], final["response"]["output"][0]["status"]) == (
-            "incomplete",
-            "completed",
-        )
+        *events, final = Bench(
+            play(f"k:0:t1:{name}\n", f"a:0:{arguments}\n", stop="limit")
+        ).response_stream(tools=tools)
+        assert final["response"]["status"] == "incomplete"
+        assert final["response"]["output"][0]["status"] == "completed"
         assert f"response.{kind}.done" in [event["type"] for event in events]
 
 
 def test_an_item_is_incomplete_when_the_reply_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     split_by_lines(monkeypatch)
-    *_, done, failed, error = stream(Bench(fail(EngineError("oh"), "c:look\n")))
-    assert (done["type"], failed["type"], error["type"]) == (
-        "response.output_item.done",
-        "response.failed",
-        "error",
-    )
+    *_, done, failed, error = Bench(fail(EngineError("oh"), "c:look\n")).response_stream()
+    assert done["type"] == "response.output_item.done"
+    assert failed["type"] == "response.failed"
+    assert error["type"] == "error"
     assert [done["item"]] == failed["response"]["output"]
-    assert (done["item"]["status"], done["item"]["content"][0]["text"]) == ("incomplete", "look")
+    assert done["item"]["status"] == "incomplete"
+    assert done["item"]["content"][0]["text"] == "look"
 
 
 @pytest.mark.parametrize(
@@ -283,7 +251,7 @@ def test_log_probabilities_belong_to_the_text_of_a_message(
 ) -> None:
     split_by_lines(monkeypatch)
     bench = Bench(play("r:hm\n", "c:a\n", "c:b\n", probs=[-0.5, -1.0]))
-    *events, final = stream(bench, **fields)
+    *events, final = bench.response_stream(**fields)
     part = final["response"]["output"][1]["content"][0]
     assert [(each["logprob"], len(each["top_logprobs"])) for each in part["logprobs"]] == [
         (-0.5, n_top)
@@ -295,14 +263,14 @@ def test_log_probabilities_belong_to_the_text_of_a_message(
     assert [*deltas[0], *deltas[1]] == part["logprobs"]
     (done,) = (event for event in events if event["type"] == "response.output_text.done")
     assert done["logprobs"] == part["logprobs"]
-    body = ask(bench, **fields)
+    body = bench.response(**fields)
     assert body["output"][1]["content"][0]["logprobs"] == part["logprobs"]
     assert body["top_logprobs"] == n_top
-    assert ask(bench)["output"][1]["content"][0]["logprobs"] == []
+    assert bench.response()["output"][1]["content"][0]["logprobs"] == []
 
 
 def test_reasoning_is_an_item_and_counted() -> None:
-    body = ask(Bench(play("<think>", "h", "m", "</think>", "Yes")))
+    body = Bench(play("<think>", "h", "m", "</think>", "Yes")).response()
     assert body["output"][0]["content"] == [{"type": "reasoning_text", "text": "hm"}]
     assert body["output"][0]["encrypted_content"] == ""
     assert body["usage"]["output_tokens_details"] == {"reasoning_tokens": 2}
@@ -313,7 +281,7 @@ def test_reasoning_comes_back_from_clients_that_store_nothing(
 ) -> None:
     split_by_lines(monkeypatch)
     bench = Bench(play("r:hm\n", "c:yes\n"))
-    item = ask(bench, include=["reasoning.encrypted_content"], store=False)["output"][0]
+    item = bench.response(include=["reasoning.encrypted_content"], store=False)["output"][0]
     sent = {"type": "reasoning", "summary": [], "encrypted_content": item["encrypted_content"]}
     asked: list[Any] = []
     prepare = responses.prepare
@@ -322,7 +290,7 @@ def test_reasoning_comes_back_from_clients_that_store_nothing(
         "prepare",
         lambda service, body, fetched: asked.append(body) or prepare(service, body),
     )
-    ask(bench, [*HI, sent, {"role": "assistant", "content": "yes"}, *HI])
+    bench.response([*HI, sent, {"role": "assistant", "content": "yes"}, *HI])
     assert asked[0].conversation.messages[1] == {
         "role": "assistant",
         "reasoning_content": "hm",
@@ -352,16 +320,16 @@ def test_a_response_is_continued_by_its_items(
     split_by_lines(monkeypatch)
     bench = Bench(play("c:I look\n", "k:0:t1:look\n", "a:0:{}\n"))
     asked = {"instructions": "Be kind."}
-    first = stream(bench, **asked)[-1]["response"] if streamed else ask(bench, **asked)
+    first = bench.response_stream(**asked)[-1]["response"] if streamed else bench.response(**asked)
     output = {
         "type": "function_call_output",
         "call_id": first["output"][-1]["call_id"],
         "output": "sunny",
     }
     items = [{"role": "user", "content": "Hi"}, *first["output"], output]
-    second = ask(bench, items, **asked)
+    second = bench.response(items, **asked)
     prompts = [prompt_of(bench)]
-    ask(bench, [*items, *second["output"], {**output, "output": "rainy"}], **asked)
+    bench.response([*items, *second["output"], {**output, "output": "rainy"}], **asked)
     prompts.append(prompt_of(bench))
     assert prompts[0].startswith(
         "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
@@ -375,13 +343,15 @@ def test_a_response_is_continued_by_its_items(
 @pytest.mark.parametrize("name", ["previous_response_id", "conversation"])
 def test_nothing_is_stored_and_who_counts_on_it_is_told_so(name: str) -> None:
     bench = Bench(play("x"))
-    first = ask(bench, store=True, **{name: None})
-    assert (first["store"], first["previous_response_id"]) == (False, None)
+    first = bench.response(store=True, **{name: None})
+    assert first["store"] is False
+    assert first["previous_response_id"] is None
     for path in ("/v1/responses", "/v1/responses/input_tokens"):
         for value in (first["id"], {"id": "conv_1"}) if name == "conversation" else (first["id"],):
             response = bench.post(path, {"input": "x", "stream": True, name: value})
             error = response.json()["error"]
-            assert (response.status_code, error["type"]) == (400, "invalid_request_error")
+            assert response.status_code == 400
+            assert error["type"] == "invalid_request_error"
             assert re.search(
                 f"does not support '{name}': .*send all earlier items in 'input'", error["message"]
             )
@@ -398,7 +368,9 @@ def test_bad_requests_are_refused(path: str) -> None:
 
 
 def test_progress_and_timings_for_those_who_want_them() -> None:
-    events = stream(Bench(play("a", "b", cached=5)), return_progress=True, timings_per_token=True)
+    events = Bench(play("a", "b", cached=5)).response_stream(
+        return_progress=True, timings_per_token=True
+    )
     progress = [event for event in events if "prompt_progress" in event]
     assert [event["type"] for event in progress] == ["response.in_progress"] * 2
     assert [event["prompt_progress"]["processed"] for event in progress] == [5, 21]
@@ -407,8 +379,10 @@ def test_progress_and_timings_for_those_who_want_them() -> None:
 
 
 def test_a_failure_after_the_first_byte_is_two_events() -> None:
-    *_, failed, error = stream(Bench(fail(EngineError("broken"), "a")))
+    *_, failed, error = Bench(fail(EngineError("broken"), "a")).response_stream()
     assert failed["type"] == "response.failed"
     assert failed["response"]["status"] == "failed"
     assert failed["response"]["error"] == {"code": "server_error", "message": "broken"}
-    assert (error["type"], error["message"], error["error"]["code"]) == ("error", "broken", 500)
+    assert error["type"] == "error"
+    assert error["message"] == "broken"
+    assert error["error"]["code"] == 500

@@ -297,9 +297,11 @@ def test_items_of_custom_tools_are_calls_and_results() -> None:
     ]
     call, result, last = messages_of(HI, *items)[1:]
     (made,) = call["tool_calls"]
-    assert (made["id"], made["function"]["name"]) == ("a", "patch")
+    assert made["id"] == "a"
+    assert made["function"]["name"] == "patch"
     assert json.loads(made["function"]["arguments"]) == {"input": '"\n'}
-    assert (result["tool_call_id"], result["content"]) == ("a", "ok")
+    assert result["tool_call_id"] == "a"
+    assert result["content"] == "ok"
     assert last == {"role": "assistant", "content": ""}
     for kind in (
         "item_reference",

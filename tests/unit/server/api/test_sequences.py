@@ -16,6 +16,7 @@ from pyctl.errors import RequestError
 from pyctl.prompt import Prompt
 from pyctl.server.api.sequences import _filename, sequence_json
 from pyctl.server.server_settings import ServerSettings
+from tests.case import Case
 from tests.fake import FakeBackend
 from tests.unit.engine.drive import AtOnce, engine_of, request
 from tests.unit.engine.test_scheduler import ENDLESS
@@ -40,7 +41,9 @@ def test_what_each_slot_is_doing() -> None:
     }
     shown = sequence_json(service, busy)
     params = shown.pop("params")
-    assert (params["n_predict"], params["speculative.types"], params["lora"]) == (9, "none", [])
+    assert params["n_predict"] == 9
+    assert params["speculative.types"] == "none"
+    assert params["lora"] == []
     assert "grammar" not in params
     assert shown == {
         "id": 1,
@@ -56,7 +59,8 @@ def test_what_each_slot_is_doing() -> None:
         ],
     }
     debug = sequence_json(Bench(settings=ServerSettings(slots_debug=True)).service, busy)
-    assert (debug["prompt"], debug["generated"]) == ("hello", "a\nb")
+    assert debug["prompt"] == "hello"
+    assert debug["generated"] == "a\nb"
     assert debug["params"]["grammar"] == ""
 
 
@@ -66,7 +70,9 @@ def test_slots_of_a_server_that_has_served() -> None:
     bench.post("/completion", {**PROMPT, "id_slot": 1})
     first, second = bench.client.get("/slots").json()
     assert "id_task" not in first
-    assert (second["id"], second["is_processing"], second["params"]["n_predict"]) == (1, False, 4)
+    assert second["id"] == 1
+    assert second["is_processing"] is False
+    assert second["params"]["n_predict"] == 4
 
 
 def test_cached_tokens_of_others_are_shown_in_blocks() -> None:
@@ -99,13 +105,15 @@ class Spelling(FakeBackend):
 
 
 def test_a_running_reply_shows_a_new_line_once_it_has_one() -> None:
+    """A view has the texts only if it is asked for them."""
     engine = engine_of(Spelling())
     admin = EngineAdmin(AtOnce(), engine)
     engine.submit(RequestHandle(request(Prompt.of([5, 6, 7] * 20), 9, sampling=ENDLESS)))
     seen: list[tuple[int, bool]] = []
     while engine.step():
         (view,) = admin.sequences().result()
-        assert (view.prompt, view.reply) == ((), ()), "no text without a wish for it"
+        assert view.prompt == (), "no text without a wish for it"
+        assert view.reply == (), "no text without a wish for it"
         if view.busy:
             seen.append((view.n_predicted, view.has_new_line))
             (whole,) = admin.sequences(with_tokens=True).result()
@@ -131,7 +139,8 @@ def test_no_slot_available() -> None:
 
 def test_slots_can_be_hidden() -> None:
     error = Bench(settings=ServerSettings(show_slots=False)).client.get("/slots").json()["error"]
-    assert (error["code"], error["type"]) == (501, "not_supported_error")
+    assert error["code"] == 501
+    assert error["type"] == "not_supported_error"
 
 
 def test_save_restore_erase(tmp_path: Path) -> None:
@@ -140,41 +149,35 @@ def test_save_restore_erase(tmp_path: Path) -> None:
     body = {"filename": "a.bin"}
     bench.post("/completion", {**PROMPT, "id_slot": 1})
     n_tokens = len("hello") + 4 - 1  # the last token is not evaluated
-    saved = client.post("/slots/1?action=save", json=body).json()
+    saved = client.post("/slots/1?action=save", body).json()
     assert saved.pop("timings")["save_ms"] >= 0
     n_bytes = (tmp_path / "a.bin").stat().st_size
     assert saved == {"id_slot": 1, "filename": "a.bin", "n_saved": n_tokens, "n_written": n_bytes}
-    read = client.post("/slots/0?action=restore", json=body).json()
+    read = client.post("/slots/0?action=restore", body).json()
     assert read.pop("timings")["restore_ms"] >= 0
     assert read == {"id_slot": 0, "filename": "a.bin", "n_restored": n_tokens, "n_read": n_bytes}
     assert client.post("/slots/2?action=erase").json() == {"id_slot": 2, "n_erased": n_tokens}
-    missing = client.post("/slots/1?action=restore", json={"filename": "b.bin"}).json()["error"]
-    assert (missing["code"], missing["message"].partition(":")[0]) == (
-        400,
-        "Unable to restore slot",
-    )
+    missing = client.post("/slots/1?action=restore", {"filename": "b.bin"}).json()["error"]
+    assert missing["code"] == 400
+    assert missing["message"].partition(":")[0] == "Unable to restore slot"
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "message"),
+    "case",
     [
-        ("/slots/x?action=save", {"filename": "a"}, "Invalid slot ID"),
-        ("/slots/0?action=eat", {"filename": "a"}, "Invalid action"),
-        ("/slots/0", {"filename": "a"}, "Invalid action"),
-        ("/slots/0?action=save", {}, "Invalid filename"),
-        ("/slots/0?action=save", {"filename": 5}, "Invalid filename"),
-        ("/slots/0?action=restore", {"filename": "../a"}, "Invalid filename"),
-        ("/slots/0?action=restore", [], "the body must be a JSON object"),
+        Case("/slots/x?action=save", {"filename": "a"}, 400, "Invalid slot ID"),
+        Case("/slots/0?action=eat", {"filename": "a"}, 400, "Invalid action"),
+        Case("/slots/0", {"filename": "a"}, 400, "Invalid action"),
+        Case("/slots/0?action=save", {}, 400, "Invalid filename"),
+        Case("/slots/0?action=save", {"filename": 5}, 400, "Invalid filename"),
+        Case("/slots/0?action=restore", {"filename": "../a"}, 400, "Invalid filename"),
+        Case("/slots/0?action=restore", [], 400, "the body must be a JSON object"),
     ],
+    ids=str,
 )
-def test_bad_actions(path: str, body: object, message: str) -> None:
-    response = Bench(settings=ServerSettings(slot_save_path=HERE)).post(path, body)
-    assert response.status_code == 400
-    assert response.json()["error"] == {
-        "code": 400,
-        "message": message,
-        "type": "invalid_request_error",
-    }
+def test_bad_actions(case: Case) -> None:
+    bench = Bench(settings=ServerSettings(slot_save_path=HERE))
+    assert case.check(bench.client) == case.error
 
 
 def test_without_a_directory_nothing_is_saved() -> None:

@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 
 from pyctl.requests.text_limit import MAX_CHARS
+from tests.case import Case
+from tests.client import HI
 from tests.unit.chat import toy
-from tests.unit.server.fake import HI, Bench, play
+from tests.unit.server.fake import Bench, play
 
 
 @pytest.fixture
@@ -53,23 +55,22 @@ def test_detokenize(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "fields"),
+    "case",
     [
-        ("/tokenize", {"content": 3}),
-        ("/tokenize", {"content": [10**6]}),
-        ("/tokenize", {"content": "a", "with_pieces": 1}),
-        ("/tokenize", {"content": "x" * (MAX_CHARS + 1)}),
-        ("/tokenize", {"content": [1, "x" * (MAX_CHARS + 1)], "with_pieces": True}),
-        ("/detokenize", {"tokens": "ab"}),
-        ("/detokenize", {"tokens": ["ab"]}),
-        ("/detokenize", {"tokens": [-1]}),
-        ("/apply-template", {}),
+        Case("/tokenize", {"content": 3}, 400, ""),
+        Case("/tokenize", {"content": [10**6]}, 400, ""),
+        Case("/tokenize", {"content": "a", "with_pieces": 1}, 400, ""),
+        Case("/tokenize", {"content": "x" * (MAX_CHARS + 1)}, 400, ""),
+        Case("/tokenize", {"content": [1, "x" * (MAX_CHARS + 1)], "with_pieces": True}, 400, ""),
+        Case("/detokenize", {"tokens": "ab"}, 400, ""),
+        Case("/detokenize", {"tokens": ["ab"]}, 400, ""),
+        Case("/detokenize", {"tokens": [-1]}, 400, ""),
+        Case("/apply-template", {}, 400, ""),
     ],
+    ids=str,
 )
-def test_bad_input(bench: Bench, path: str, fields: dict[str, Any]) -> None:
-    response = bench.post(path, fields)
-    assert response.status_code == 400
-    assert response.json()["error"]["type"] == "invalid_request_error"
+def test_bad_input(bench: Bench, case: Case) -> None:
+    case.check(bench.client)
 
 
 def test_apply_template() -> None:

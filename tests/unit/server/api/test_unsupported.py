@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from pyctl.server.server_settings import ServerSettings
-from tests.unit.server.fake import HI, Bench, Client, play
+from tests.case import Case
+from tests.client import CHAT, HI, Client
+from tests.unit.server.fake import Bench, play
 
 
 @pytest.fixture
@@ -25,31 +28,21 @@ def client() -> Client:
     ],
 )
 def test_what_no_model_here_can(client: Client, path: str) -> None:
-    error = client.post(path, json={}).json()["error"]
-    assert (error["code"], error["type"]) == (501, "not_supported_error")
+    Case(path, {}, 501, "").check(client)
 
 
 @pytest.mark.parametrize("path", ["/tools", "/cors-proxy"])
 def test_features_that_are_off(client: Client, path: str) -> None:
-    for response in (client.get(path), client.post(path, json={})):
+    for response in (client.get(path), client.post(path, {})):
         assert response.status_code == 403
         assert response.json() == {
             "error": {"message": "this feature is disabled", "type": "feature_disabled"}
         }
 
 
-def test_no_stream_is_kept_unless_its_client_names_a_conversation(client: Client) -> None:
-    client.post("/v1/chat/completions", json={"messages": HI, "stream": True})
-    assert client.get("/v1/stream").status_code == 400
-    assert client.get("/v1/stream?conv_id=x").status_code == 404
-    assert client.request("DELETE", "/v1/stream").status_code == 400
-    assert client.request("DELETE", "/v1/stream?conv_id=x").status_code == 204
-    assert client.post("/v1/streams/lookup", json={"conversation_ids": ["x"]}).json() == []
-
-
 def test_lora_adapters(client: Client) -> None:
     assert client.get("/lora-adapters").json() == []
-    assert client.post("/lora-adapters", json=[]).json() == {"success": True}
+    assert client.post("/lora-adapters", []).json() == {"success": True}
     for body in (b"{}", b"x", b"[" * 9999):
         assert client.post("/lora-adapters", content=body).status_code == 400
 
@@ -57,7 +50,7 @@ def test_lora_adapters(client: Client) -> None:
 def test_props_change_only_with_the_flag() -> None:
     for allowed, status in ((False, 501), (True, 200)):
         settings = ServerSettings(change_props=allowed)
-        assert Bench(play(), settings=settings).client.post("/props", json={}).status_code == status
+        assert Bench(play(), settings=settings).client.post("/props", {}).status_code == status
 
 
 def test_scales_of_adapters_stay() -> None:
@@ -108,76 +101,119 @@ def test_an_adapter_that_is_left_out_would_get_0(
         response = bench.post(path, given)
         assert response.status_code == (200 if is_kept else 501), (path, response.text)
         assert is_kept or "0 has 0.5, 1 has 1" in response.text
-    assert bench.client.post("/lora-adapters", json=entries).status_code == (
+    assert bench.client.post("/lora-adapters", entries).status_code == (
         200 if is_kept_for_all else 501
     )
     if not is_kept:
         assert bench.post("/cache/warm", fields).status_code == 501
 
 
-CHAT = "/v1/chat/completions"
 MESSAGES = "/v1/messages"
 TEXT = "/v1/completions"
 RESPONSES = "/v1/responses"
 
 
 @pytest.mark.parametrize(
-    ("path", "fields"),
+    "case",
     [
-        (CHAT, {"functions": [{"name": "f"}]}),
-        (CHAT, {"function_call": {"name": "f"}}),
-        (CHAT, {"modalities": ["text", "audio"]}),
-        (CHAT, {"audio": {"voice": "alloy", "format": "wav"}}),
-        (CHAT, {"web_search_options": {"search_context_size": "low"}}),
-        (CHAT, {"guided_json": {"type": "object"}}),
-        (CHAT, {"structured_outputs": {"choice": ["a", "b"]}}),
-        (TEXT, {"guided_choice": ["a", "b"]}),
-        (TEXT, {"guided_regex": "a+"}),
-        (TEXT, {"guided_grammar": "root ::= a"}),
-        (MESSAGES, {"n": 2}),
-        (MESSAGES, {"mcp_servers": [{"type": "url", "url": "https://example.org", "name": "x"}]}),
-        (MESSAGES, {"container": "container_1"}),
-        (MESSAGES, {"compaction": {"type": "summarize"}}),
-        (MESSAGES, {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}),
-        (MESSAGES, {"tools": [{"name": "f"}, {"type": "bash_20250124", "name": "bash"}]}),
-        (RESPONSES, {"background": True}),
-        (RESPONSES, {"prompt": {"id": "pmpt_1"}}),
-        (RESPONSES, {"n_cmpl": 2}),
-        (TEXT, {"best_of": 3, "n": 2}),
-        (TEXT, {"suffix": "x"}),
-        (TEXT, {"echo": True, "logprobs": 1}),
+        Case(CHAT, {"messages": HI, "functions": [{"name": "f"}]}, 501, "not supported"),
+        Case(CHAT, {"messages": HI, "function_call": {"name": "f"}}, 501, "not supported"),
+        Case(CHAT, {"messages": HI, "modalities": ["text", "audio"]}, 501, "not supported"),
+        Case(
+            CHAT,
+            {"messages": HI, "audio": {"voice": "alloy", "format": "wav"}},
+            501,
+            "not supported",
+        ),
+        Case(
+            CHAT,
+            {"messages": HI, "web_search_options": {"search_context_size": "low"}},
+            501,
+            "not supported",
+        ),
+        Case(CHAT, {"messages": HI, "guided_json": {"type": "object"}}, 501, "not supported"),
+        Case(
+            CHAT,
+            {"messages": HI, "structured_outputs": {"choice": ["a", "b"]}},
+            501,
+            "not supported",
+        ),
+        Case(TEXT, {"prompt": "x", "guided_choice": ["a", "b"]}, 501, "not supported"),
+        Case(TEXT, {"prompt": "x", "guided_regex": "a+"}, 501, "not supported"),
+        Case(TEXT, {"prompt": "x", "guided_grammar": "root ::= a"}, 501, "not supported"),
+        Case(MESSAGES, {"messages": HI, "n": 2}, 501, "not supported"),
+        Case(
+            MESSAGES,
+            {
+                "messages": HI,
+                "mcp_servers": [{"type": "url", "url": "https://example.org", "name": "x"}],
+            },
+            501,
+            "not supported",
+        ),
+        Case(MESSAGES, {"messages": HI, "container": "container_1"}, 501, "not supported"),
+        Case(MESSAGES, {"messages": HI, "compaction": {"type": "summarize"}}, 501, "not supported"),
+        Case(
+            MESSAGES,
+            {"messages": HI, "tools": [{"type": "web_search_20250305", "name": "web_search"}]},
+            501,
+            "not supported",
+        ),
+        Case(
+            MESSAGES,
+            {"messages": HI, "tools": [{"name": "f"}, {"type": "bash_20250124", "name": "bash"}]},
+            501,
+            "not supported",
+        ),
+        Case(RESPONSES, {"input": "x", "background": True}, 501, "not supported"),
+        Case(RESPONSES, {"input": "x", "prompt": {"id": "pmpt_1"}}, 501, "not supported"),
+        Case(RESPONSES, {"input": "x", "n_cmpl": 2}, 501, "not supported"),
+        Case(TEXT, {"prompt": "x", "best_of": 3, "n": 2}, 501, "not supported"),
+        Case(TEXT, {"prompt": "x", "suffix": "x"}, 501, "not supported"),
+        Case(TEXT, {"prompt": "x", "echo": True, "logprobs": 1}, 501, "not supported"),
     ],
+    ids=str,
 )
-def test_what_is_not_done_is_refused_in_one_line(path: str, fields: dict[str, Any]) -> None:
+def test_what_is_not_done_is_refused_in_one_line(case: Case) -> None:
     bench = Bench(play("x", probs=(-1.0,)))
-    body = (
-        {"messages": HI}
-        if path in (CHAT, MESSAGES)
-        else {"input": "x"}
-        if path == RESPONSES
-        else {"prompt": "x"}
-    )
     for stream in (False, True):
-        response = bench.post(path, {**body, **fields, "stream": stream})
-        assert response.status_code == 501, response.text
-        assert "not supported" in response.text
+        response = replace(case, body={**case.body, "stream": stream}).send(bench.client)
+        assert response.status_code == case.status, response.text
+        assert case.error in response.text
         assert response.headers["x-should-retry"] == "false"  # the SDKs would repeat a 501
     assert not bench.worker.requests
-    nothing = {
-        "functions": [],
-        "function_call": "auto",
-        "modalities": ["text"],
-        "audio": None,
-        "web_search_options": {},
-    }
-    nothing |= {
-        "n": 1,
-        "n_cmpl": None,
-        "mcp_servers": [],
-        "container": None,
-        "best_of": 1,
-        "suffix": "",
-        "echo": False,
-    }
-    nothing |= {"compaction": None, "background": False, "thread": None, "tools": []}
-    assert bench.post(path, {**body, **nothing}).status_code == 200
+
+
+NOTHING = {
+    "functions": [],
+    "function_call": "auto",
+    "modalities": ["text"],
+    "audio": None,
+    "web_search_options": {},
+    "n": 1,
+    "n_cmpl": None,
+    "mcp_servers": [],
+    "container": None,
+    "best_of": 1,
+    "suffix": "",
+    "echo": False,
+    "compaction": None,
+    "background": False,
+    "thread": None,
+    "tools": [],
+}
+"""Fields that are refused for other values."""
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": HI}),
+        (MESSAGES, {"messages": HI}),
+        (RESPONSES, {"input": "x"}),
+        (TEXT, {"prompt": "x"}),
+    ],
+)
+def test_a_field_that_asks_for_nothing_is_served(path: str, body: dict[str, Any]) -> None:
+    bench = Bench(play("x", probs=(-1.0,)))
+    assert bench.post(path, {**body, **NOTHING}).status_code == 200

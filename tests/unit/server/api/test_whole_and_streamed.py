@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.client import HI, events, named_events
 from tests.unit.chat import toy
-from tests.unit.server.fake import HI, Bench, events, play
-from tests.unit.server.parts import named_events
+from tests.unit.server.fake import Bench, play
 
 CHAT = "/v1/chat/completions"
 MESSAGES = "/v1/messages"

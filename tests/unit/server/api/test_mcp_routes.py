@@ -21,7 +21,9 @@ from pyctl.server.app import create_app
 from pyctl.server.app_state import AppState
 from pyctl.server.models import Models
 from pyctl.server.server_settings import Cors, ServerSettings
-from tests.unit.server.fake import Bench, Client, play
+from tests.case import Case
+from tests.client import Client
+from tests.unit.server.fake import Bench, play
 from tests.unit.server.parts import Caller, in_loop
 
 SERVER = McpServer("own", "none")
@@ -66,7 +68,7 @@ def bench_with(
 def client(
     settings: ServerSettings | None = None, servers: tuple[McpServer, ...] = (SERVER,)
 ) -> Client:
-    return Client(bench_with(FakeClient(), settings, servers).app)
+    return Client.to_app(bench_with(FakeClient(), settings, servers).app)
 
 
 def call(server: Client, tool: str, headers: dict[str, str] | None = None, **params: Any) -> Any:
@@ -76,24 +78,21 @@ def call(server: Client, tool: str, headers: dict[str, str] | None = None, **par
 def test_without_tools_both_are_disabled() -> None:
     server = client(servers=())
     for answer in (server.get("/tools"), call(server, "own_look")):
-        assert (answer.status_code, answer.json()["error"]["type"]) == (403, "feature_disabled")
+        assert answer.status_code == 403
+        assert answer.json()["error"]["type"] == "feature_disabled"
     assert "tools" not in server.get("/props").json()
 
 
 def test_tools_are_listed_and_called_without_builtin_headers() -> None:
     fake = FakeClient()
-    server = Client(bench_with(fake).app)
+    server = Client.to_app(bench_with(fake).app)
     looks, waits = server.get("/tools").json()
-    assert (looks["tool"], looks["type"], looks["permissions"]) == (
-        "own_look",
-        "mcp",
-        {"write": False},
-    )
-    assert (waits["tool"], waits["permissions"], waits["uses_cwd"]) == (
-        "own_wait",
-        {"write": True},
-        False,
-    )
+    assert looks["tool"] == "own_look"
+    assert looks["type"] == "mcp"
+    assert looks["permissions"] == {"write": False}
+    assert waits["tool"] == "own_wait"
+    assert waits["permissions"] == {"write": True}
+    assert waits["uses_cwd"] is False
     assert server.get("/props").json()["tools"] is True
     headers = {"x-tool-runtime": "ssh:x", "x-tool-cwd": "/", "x-resp-type": "base64"}
     assert call(server, "own_look", headers, cwd=5).json() == {"plain_text_response": "seen"}
@@ -101,19 +100,18 @@ def test_tools_are_listed_and_called_without_builtin_headers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "status"),
+    "case",
     [
-        ({"tool": "own_none"}, 404),
-        ({"tool": "\ud83d"}, 404),  # read as U+FFFD
-        ({"tool": 5}, 400),
-        ({"tool": "own_look", "params": [1]}, 400),
-        ({"tool": "own_look", "stream": True}, 404),
+        Case("/tools", {"tool": "own_none"}, 404, ""),
+        Case("/tools", b'{"tool": "\\ud83d"}', 404, ""),
+        Case("/tools", {"tool": 5}, 400, ""),
+        Case("/tools", {"tool": "own_look", "params": [1]}, 400, ""),
+        Case("/tools", {"tool": "own_look", "stream": True}, 404, ""),
     ],
+    ids=str,
 )
-def test_wrong_calls(body: dict[str, Any], status: int) -> None:
-    answer = client().post("/tools", content=json.dumps(body))
-    assert answer.status_code == status
-    assert answer.json()["error"]["message"]
+def test_wrong_calls(case: Case) -> None:
+    assert case.check(client())
 
 
 @in_loop
@@ -150,7 +148,8 @@ def test_pages_of_other_origins_have_no_tools(origin: str, origins: str) -> None
         server.get("/tools", headers={"origin": origin}),
         call(server, "own_look", {"origin": origin}),
     ):
-        assert (answer.status_code, answer.json()["error"]["type"]) == (403, "permission_error")
+        assert answer.status_code == 403
+        assert answer.json()["error"]["type"] == "permission_error"
     assert call(server, "own_look", {"origin": "http://server"}).status_code == 200
     named = client(ServerSettings(cors=Cors(f"{origin},http://other")))
     assert call(named, "own_look", {"origin": origin}).status_code == 200

@@ -1,14 +1,26 @@
 from __future__ import annotations
 
 import io
+import os
 from pathlib import Path
 
 import pytest
+from prompt_toolkit.completion import CompleteEvent
+from prompt_toolkit.document import Document
 from rich.console import Console
 
 from pyctl.chat.reply import CallDelta, ReplyDelta
-from pyctl.terminal.console import PlainView, RichView, shorten_history, stats_line
+from pyctl.errors import RequestError
+from pyctl.terminal.console import (
+    CommandCompleter,
+    PipeReader,
+    PlainView,
+    RichView,
+    shorten_history,
+    stats_line,
+)
 from pyctl.terminal.conversation import ReplyStats
+from pyctl.terminal.interactive import COMMANDS, WITH_PATH
 from tests.unit.terminal.screen import Screen
 
 
@@ -147,3 +159,39 @@ def test_a_long_history_keeps_its_newest_entries(tmp_path: Path) -> None:
     path.write_bytes(b"+" + b"x" * 3000)
     shorten_history(path, 1000)
     assert path.read_bytes() == b""
+
+
+def test_all_of_a_pipe() -> None:
+    marked = "\ufeffone \ufeff".encode()
+    for data, said in ((b"one\r\ntwo\n\n", "one\r\ntwo"), (b"", ""), (marked, "one \ufeff")):
+        output, source = os.pipe()
+        os.write(source, data)
+        os.close(source)
+        with open(output, encoding="utf-8") as file:
+            assert PipeReader(file).read_all() == said
+    with (
+        open("/dev/zero", encoding="utf-8") as file,
+        pytest.raises(RequestError, match="more than 4,194,304 bytes"),
+    ):
+        PipeReader(file).read_all()
+
+
+def test_a_byte_order_mark_before_the_lines_of_a_pipe() -> None:
+    output, source = os.pipe()
+    os.write(source, "\ufeffone\n\ufefftwo\n".encode())
+    os.close(source)
+    with open(output, encoding="utf-8") as file:
+        reader = PipeReader(file)
+        assert [reader.read(), reader.read()] == ["one", "\ufefftwo"]
+
+
+def test_tab_completes_commands_and_paths(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    completer = CommandCompleter(dict.fromkeys(COMMANDS, ""), WITH_PATH)
+
+    def completed(text: str) -> list[str]:
+        return [found.text for found in completer.get_completions(Document(text), CompleteEvent())]
+
+    assert completed("/s") == ["/system", "/set", "/save"]
+    assert completed(f"/file {tmp_path}/no") == ["tes.txt"]
+    assert completed("say /s") == completed("/system /s") == completed("") == []

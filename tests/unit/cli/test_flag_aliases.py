@@ -132,8 +132,11 @@ def test_a_copied_environment_starts() -> None:
         "PATH": "/bin",
     }
     settings = parse_serve([], environ)
-    assert (settings.model.n_ctx, settings.model.n_seqs, settings.model.n_threads) == (4096, 2, -1)
-    assert (settings.listen.port, settings.server.show_metrics) == (8081, True)
+    assert settings.model.n_ctx == 4096
+    assert settings.model.n_seqs == 2
+    assert settings.model.n_threads == -1
+    assert settings.listen.port == 8081
+    assert settings.server.show_metrics is True
     assert settings.drafts.draft_types == ("draft-mtp",)
     assert settings.warnings == (
         "without effect here: LLAMA_ARG_CONT_BATCHING, LLAMA_ARG_NO_SLOTS",

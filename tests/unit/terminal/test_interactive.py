@@ -8,15 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prompt_toolkit.completion import CompleteEvent
-from prompt_toolkit.document import Document
 
 from pyctl.chat.reply import ReplyDelta
-from pyctl.errors import EngineError, RequestError
+from pyctl.errors import EngineError
 from pyctl.terminal import conversation
-from pyctl.terminal.console import CommandCompleter, PipeReader
 from pyctl.terminal.conversation import Conversation, Message, ReplyStats, load
-from pyctl.terminal.interactive import COMMANDS, WITH_PATH, Chat
+from pyctl.terminal.interactive import COMMANDS, Chat
 from tests.pictures import image_bytes
 
 
@@ -309,7 +306,8 @@ def test_each_reply_is_kept_for_the_next_time(script: Any, tmp_path: Path) -> No
     backend = script.backend(script.say("A"), script.say("B"))
     Chat(backend, Lines(["a", "b"]), Recorder(), Conversation(), interactive=True, last=path).run()
     assert [message.content for message in load(path).messages] == ["a", "A", "b", "B"]
-    assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
     view = Recorder()
     backend = script.backend(script.say("A"), script.say("B"))
     assert (
@@ -395,39 +393,3 @@ def test_only_the_first_of_several_interrupts_counts() -> None:
     assert view.text == "par"
     assert chat.conversation.messages[1].stopped
     assert signal.getsignal(signal.SIGINT) is before
-
-
-def test_all_of_a_pipe() -> None:
-    marked = "\ufeffone \ufeff".encode()
-    for data, said in ((b"one\r\ntwo\n\n", "one\r\ntwo"), (b"", ""), (marked, "one \ufeff")):
-        output, source = os.pipe()
-        os.write(source, data)
-        os.close(source)
-        with open(output, encoding="utf-8") as file:
-            assert PipeReader(file).read_all() == said
-    with (
-        open("/dev/zero", encoding="utf-8") as file,
-        pytest.raises(RequestError, match="more than 4,194,304 bytes"),
-    ):
-        PipeReader(file).read_all()
-
-
-def test_a_byte_order_mark_before_the_lines_of_a_pipe() -> None:
-    output, source = os.pipe()
-    os.write(source, "\ufeffone\n\ufefftwo\n".encode())
-    os.close(source)
-    with open(output, encoding="utf-8") as file:
-        reader = PipeReader(file)
-        assert [reader.read(), reader.read()] == ["one", "\ufefftwo"]
-
-
-def test_tab_completes_commands_and_paths(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").touch()
-    completer = CommandCompleter(dict.fromkeys(COMMANDS, ""), WITH_PATH)
-
-    def completed(text: str) -> list[str]:
-        return [found.text for found in completer.get_completions(Document(text), CompleteEvent())]
-
-    assert completed("/s") == ["/system", "/set", "/save"]
-    assert completed(f"/file {tmp_path}/no") == ["tes.txt"]
-    assert completed("say /s") == completed("/system /s") == completed("") == []

@@ -43,6 +43,7 @@ def test_variables_that_the_service_lacks_are_named(capsys: pytest.CaptureFixtur
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
 def test_systemd_accepts_the_unit_and_reads_the_flags_back(tmp_path: Path) -> None:
+    """Blanks, quotes, percent and dollar signs reach the program as they were typed."""
     unit = tmp_path / "pyctl.service"
     words = ["/bin/echo", *FLAGS, "", "a;b", "it's", "#"]
     unit.write_text(unit_text(words, tmp_path))
@@ -54,7 +55,8 @@ def test_systemd_accepts_the_unit_and_reads_the_flags_back(tmp_path: Path) -> No
         env=runtime,
         timeout=60,
     )
-    assert (result.returncode, result.stderr) == (0, "")
+    assert result.returncode == 0
+    assert result.stderr == ""
     # Within double quotes, systemd's rules are those of a shell.
     (line,) = (line for line in unit.read_text().splitlines() if line.startswith("ExecStart="))
     read = shlex.split(line.removeprefix("ExecStart="))

@@ -71,6 +71,6 @@ def test_the_environment_is_asked_first() -> None:
 def test_what_was_freed_goes_back_when_no_request_is_read() -> None:
     assert SharedState().pool.on_rest is give_back
     given = threading.Event()
-    bench = Bench(pool=RequestPool(given.set, idle_seconds=0.05))
+    bench = Bench(request_pool=RequestPool(given.set, idle_seconds=0.05))
     bench.post("/apply-template", {"messages": [{"role": "user", "content": "Hi"}]})
     assert given.wait(30)

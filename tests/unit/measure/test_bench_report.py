@@ -1,15 +1,13 @@
-"""The table, the picture and the comparison of `pyctl bench`, from records alone."""
+"""The table of `pyctl bench`, and its judgement, from records alone."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
 
 from pyctl.measure.bench_report import is_wrong, table_lines
-from pyctl.measure.bench_run import AGAIN, COLD, FROM_DISK, FROM_RAM, NEXT, OURS, PEER, difference
-from pyctl.measure.coding_chat import coding_chat, turn
+from pyctl.measure.bench_run import AGAIN, COLD, FROM_DISK, FROM_RAM, NEXT, OURS, PEER
 
 DEPTHS = (2048, 8192, 32768, 131072)
 
@@ -121,24 +119,3 @@ def test_a_table_of_nothing_says_why() -> None:
 )
 def test_a_broken_promise_is_wrong(record: dict[str, Any], is_so: bool) -> None:
     assert is_wrong([record]) is is_so
-
-
-def test_differences_of_log_probabilities() -> None:
-    cold = ({"a": -0.5, "b": -1.0}, {"a": -0.1, "b": -9.0})
-    assert difference(cold, cold) == 0
-    assert difference(({"a": -0.5, "b": -1.25}, cold[1]), cold) == 0.25
-    assert math.isclose(
-        difference(({"a": -0.5, "c": -0.75}, cold[1]), cold), 0.25
-    )  # c is at most -1 there
-    # After another likeliest token the texts differ, and so may everything.
-    assert difference(({"a": -1.0, "b": -0.5}, {"a": -7.0, "b": 0.0}), cold) == 0.5
-
-
-def test_chats_differ_from_their_first_words_and_grow_by_turns() -> None:
-    one = coding_chat("one", 10_000)
-    other = coding_chat("other", 10_000)
-    assert one[0] != other[0]
-    assert one == coding_chat("one", 10_000)
-    assert 10_000 <= sum(len(message["content"]) for message in one) < 11_000
-    assert turn(one, "yes", "why?")[-1] == {"role": "user", "content": "why?"}
-    assert [message["role"] for message in one[1:]] == ["user", "assistant"] * 3 + ["user"]
