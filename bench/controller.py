@@ -67,7 +67,7 @@ class NullBackend(FakeBackend):
         return super().shape
 
     def save_state(self, seq: int, n: int) -> State:
-        return State.of(EMPTY)
+        return State.from_parts(EMPTY)
 
     def restore(self, seq: int, first: int, spans: object, state: State | None = None) -> None:
         pass

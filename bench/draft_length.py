@@ -60,7 +60,7 @@ class Machine:
         """Return a controller in the state that it has when a server starts."""
         graph_ms = GRAPH_MS if any(self.graph_ms) else 0.0
         return DraftLengthController(
-            n_free=self.n_free, graph_ms=graph_ms, has_planes=self.n_free < 1024
+            n_free=self.n_free, graph_ms=graph_ms, has_state_history=self.n_free < 1024
         )
 
 

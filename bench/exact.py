@@ -139,7 +139,7 @@ def differences(
     for too few.
     """
     tokens = np.random.default_rng(5).integers(0, 200, n)
-    prompt = Prompt.of(tokens, [n // 10, n // 4, n // 2, n * 9 // 10])
+    prompt = Prompt.from_ids(tokens, [n // 10, n // 4, n // 2, n * 9 // 10])
     if missing := {*prompt.boundaries} - {*batch_ends(prompt, n_ubatch)}:
         raise SystemExit(
             f"no batch ends at {min(missing)}, a place to resume from: give other --tokens or "

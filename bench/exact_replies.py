@@ -154,7 +154,7 @@ def _user(text: str) -> dict[str, str]:
 
 def ask(server: AskedServer, messages: Messages, **fields: Any) -> TimedReply:
     """Send ``messages`` and return the reply, with the log-probability of each token."""
-    return server.ask(messages, N_PREDICT, logprobs=True, top_logprobs=1, **fields)
+    return server.request(messages, N_PREDICT, logprobs=True, top_logprobs=1, **fields)
 
 
 def cold(server: AskedServer, answered: Answered) -> list[TimedReply]:

@@ -167,7 +167,7 @@ def prompt_of(messages: Iterable[Message], replies: Mapping[str, Answer]) -> Pro
             seed, n = message
             tokens += [START, *np.random.default_rng(seed).integers(0, 250, n - 1).tolist()]
     tokens += [START, *ASSISTANT]
-    return Prompt.of(tokens, np.flatnonzero(np.array(tokens) == START))
+    return Prompt.from_ids(tokens, np.flatnonzero(np.array(tokens) == START))
 
 
 @dataclass(frozen=True)
@@ -408,8 +408,8 @@ def sizes_of(engine: Engine) -> Sizes:
     measured on a text that it evaluates.
     """
     cache = engine.prefix_cache.cache
-    snapshots: list[Snapshot] = [*cache.snapshots(), *cache.ends]
-    held = sum(segment.only_held_bytes for segment in cache.segments())
+    snapshots: list[Snapshot] = [*cache.snapshots(), *cache.prompt_ends]
+    held = sum(segment.device_only_bytes for segment in cache.segments())
     n_tokens = distinct([np.array(snapshot.tail(snapshot.n)) for snapshot in snapshots])
     n_bytes, memory, (low, high) = cache.n_bytes + held, engine.backend.memory, (512, 1024)
     cache.clear()

@@ -56,7 +56,7 @@ def returns(backend: LlamaBackend, n: int) -> Returns:
         backend.evaluate(0, tokens[start : min(start + backend.facts.n_ubatch, n)], start)
     rows = backend.memory.save_rows(0, 0, n).block
     state = backend.memory.save_state(0, n) if backend.memory.kind == "hybrid" else None
-    held: list[HeldRows] = [backend.memory.cells.hold(0, 0, n)]
+    held: list[HeldRows] = [backend.memory.cells.hold_rows(0, 0, n)]
     backend.memory.synchronize()
     message = tokens[n:]
 
@@ -69,7 +69,7 @@ def returns(backend: LlamaBackend, n: int) -> Returns:
     answers = []
     times: dict[str, list[float]] = {}
     back(rows)
-    held.append(backend.memory.cells.hold(0, 0, n))
+    held.append(backend.memory.cells.hold_rows(0, 0, n))
     ways: list[tuple[str, Callable[[int], None]]] = [
         ("append", lambda i: None),
         ("held", lambda i: back(held[i % 2])),

@@ -188,7 +188,7 @@ class SizedBackend:
     def pin(self, seq: int, ranges: object) -> None:
         pass
 
-    def allow(self, is_so: bool) -> None:
+    def allow_preemption(self, is_so: bool) -> None:
         pass
 
     def preempt(self, is_wanted: bool = True) -> None:
@@ -218,7 +218,7 @@ class SizedBackend:
 
     def save_rows(self, seq: int, first: int, last: int, *, hold: bool = False) -> Rows:
         if hold:
-            return Rows(self.hold(seq, first, last))
+            return Rows(self.hold_rows(seq, first, last))
         if not first < last <= self._seqs[seq].cells.size:
             raise StateError(f"rows [{first}, {last}) are not there")
         return Rows(_block((last - first) * self.row_bytes))
@@ -227,7 +227,7 @@ class SizedBackend:
         if self._seqs[seq].at != n:
             raise StateError(f"the state stands at {self._seqs[seq].at}, not {n}")
         self._copy(self.state_bytes)
-        return State.of(_block(self.state_bytes))
+        return State.from_parts(_block(self.state_bytes))
 
     def synchronize(self) -> None:
         pass
@@ -245,11 +245,11 @@ class SizedBackend:
         return self.n_cells - int(np.count_nonzero(self._taken | (self._n_held > 0)))
 
     @property
-    def n_held(self) -> int:
+    def n_held_cells(self) -> int:
         """Cells that held rows alone take."""
         return int(np.count_nonzero(~self._taken & (self._n_held > 0)))
 
-    def hold(self, seq: int, first: int, last: int) -> _HeldRows:
+    def hold_rows(self, seq: int, first: int, last: int) -> _HeldRows:
         cells = self._seqs[seq].cells[first:last]
         if cells.size != last - first:
             raise StateError(f"rows [{first}, {last}) are not there")
@@ -272,7 +272,7 @@ class SizedBackend:
         self._within(held, first, last)
         return _block((last - first) * self.row_bytes)
 
-    def n_own(self, held: HeldRows, first: int, last: int) -> int:
+    def n_exclusive_cells(self, held: HeldRows, first: int, last: int) -> int:
         cells = self._within(held, first, last)
         return int(np.count_nonzero(~self._taken[cells] & (self._n_held[cells] == 1)))
 

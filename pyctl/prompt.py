@@ -127,7 +127,7 @@ class Prompt:
             end = picture.end
 
     @classmethod
-    def of(cls, tokens: ArrayLike, boundaries: Iterable[int] = ()) -> Prompt:
+    def from_ids(cls, tokens: ArrayLike, boundaries: Iterable[int] = ()) -> Prompt:
         """Return a prompt of any sequence of ids; boundaries are sorted and deduplicated."""
         ids = as_tokens(tokens)
         return cls(ids, tuple(sorted({int(b) for b in boundaries if 0 < b < ids.size})))

@@ -13,12 +13,12 @@ from pyctl.settings.limit import limit
 __all__ = [
     "clean",
     "duration",
+    "error_text",
     "n_common",
     "one_line",
     "overlap",
     "plain",
     "random_id",
-    "reason_of",
     "with_whole_characters",
     "without_addresses",
 ]
@@ -58,7 +58,7 @@ def plain(text: str) -> str:
     return " ".join(_MARK.sub(" ", text).split())
 
 
-def reason_of(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """Return the message of ``error`` on one line; its type if the message is empty."""
     return " ".join(str(error).split()) or type(error).__name__
 

@@ -59,7 +59,7 @@ def prompt_of(messages: Sequence[Message]) -> Prompt:
     """Return the prompt of the messages and the generation header."""
     parts = [*messages, [1, 6, 2, 7]]
     starts = np.cumsum([len(part) for part in parts])[:-1]
-    return Prompt.of([token for part in parts for token in part], starts)
+    return Prompt.from_ids([token for part in parts for token in part], starts)
 
 
 def stable_head(w: Writer) -> Iterator[list[Message]]:

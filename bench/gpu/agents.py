@@ -148,7 +148,7 @@ class Agent:
         while True:
             asked = time.perf_counter()
             try:
-                reply = server.ask(self.messages, self._replies[number], logit_bias=LETTERS)
+                reply = server.request(self.messages, self._replies[number], logit_bias=LETTERS)
             except (OSError, HTTPException, ValueError) as error:
                 tries += 1
                 self.n_refused += 1
@@ -197,8 +197,8 @@ class Subject:
 
     def __init__(self, server: Server, options: argparse.Namespace, n_ctx: int) -> None:
         self.server = server
-        server.ask([{"role": "user", "content": words("warm", min(1200, n_ctx // 4))}], 4)
-        cold = server.ask(
+        server.request([{"role": "user", "content": words("warm", min(1200, n_ctx // 4))}], 4)
+        cold = server.request(
             [{"role": "user", "content": words("cold", min(options.prefill, n_ctx // 2))}], 1
         )
         self.prefill = cold.evaluated / cold.first_ms * 1e3

@@ -39,7 +39,7 @@ class _Chance:
         self.rejected.clear()
         first = 0
         for item in items:
-            drafts = item.tokens[item.n_sure :]
+            drafts = item.tokens[item.n_committed :]
             for i, (token, chance) in enumerate(zip(drafts, self._chances, strict=False)):
                 if self._random.random() >= chance:
                     self.rejected[first + i] = token

@@ -82,7 +82,7 @@ class _Given:
         self._outputs = [
             (item.tokens[i], item.position + i + 1)
             for item in items
-            for i in range(item.n_sure - 1, len(item.tokens))
+            for i in range(item.n_committed - 1, len(item.tokens))
         ]
 
     def begun(self, prompt: Sequence[int]) -> None:

@@ -75,7 +75,7 @@ def encode(model: Path, encoder: Path) -> None:
     )
     for width, height in SIZES:
         began = time.perf_counter()
-        picture = images.picture(ImageFile.of(bitmap(width, height, width)))
+        picture = images.picture(ImageFile.parse(bitmap(width, height, width)))
         decoded = (time.perf_counter() - began) * 1e3
         rows = []
         times = []
@@ -84,7 +84,7 @@ def encode(model: Path, encoder: Path) -> None:
             began = time.perf_counter()
             images.encode(picture)
             times.append((time.perf_counter() - began) * 1e3)
-            rows.append(images.rows_of(picture, 0, picture.n_tokens))
+            rows.append(images.encoded_rows(picture, 0, picture.n_tokens))
         same = all(np.array_equal(each, rows[0]) for each in rows) and bool(
             np.isfinite(rows[0]).all()
         )
@@ -159,7 +159,7 @@ def bits(
     assert images is not None
     for width, height in sizes:
         talk, other = (
-            Talk(backend, images.picture(ImageFile.of(bitmap(width, height, seed))))
+            Talk(backend, images.picture(ImageFile.parse(bitmap(width, height, seed))))
             for seed in (1, 2)
         )
         equal = 0
@@ -220,7 +220,7 @@ def ask(server: Server, name: str, n_words: int) -> None:
     other = "Which colours does it have?"
 
     def row(way: str, messages: list[dict[str, Any]]) -> None:
-        reply = server.ask(messages, N_REPLY)
+        reply = server.request(messages, N_REPLY)
         source = reply.timings.get("source", "")
         print(
             f"| {name} | {way} | {reply.first_ms:,.0f} | {reply.cached:,} | {reply.evaluated:,} | "
@@ -229,7 +229,7 @@ def ask(server: Server, name: str, n_words: int) -> None:
         )
 
     with server:
-        server.ask([{"role": "user", "content": "hello"}], 4)
+        server.request([{"role": "user", "content": "hello"}], 4)
         row("new", conversation("a", first, 1, n_words))
         row("same image, next question", conversation("a", other, 1, n_words))
         row("another conversation", conversation("b", first, 2, n_words))

@@ -124,7 +124,7 @@ def one_server(
     visit = Visit(run, section, server)
     visit.memory("loaded", vram, available)
     # The first evaluation of a process also loads kernels, on both.
-    server.ask(Conversation("warm", 1200).messages, N_FIRST)
+    server.request(Conversation("warm", 1200).messages, N_FIRST)
 
     conversations = []
     for size in sizes:
@@ -238,7 +238,7 @@ def defaults(run: Run) -> None:
             server.start()
             run.loading = server.load_seconds + 1
             visit = Visit(run, "defaults", server, BY_DEFAULT)
-            server.ask(Conversation("warm", 1200).messages, N_FIRST)
+            server.request(Conversation("warm", 1200).messages, N_FIRST)
             visit.follow(grow(Conversation(f"{run.shape} a", large)))
             for seed in "efg":
                 visit.follow(edited(Conversation(f"{run.shape} {seed}", small)))
@@ -282,7 +282,7 @@ def memory(run: Run) -> None:
     with tried(run, "memory", "prompts", server):
         server.start()
         visit = Visit(run, "memory", server)
-        server.ask(Conversation("warm", 1200).messages, N_FIRST)
+        server.request(Conversation("warm", 1200).messages, N_FIRST)
         visit.memory("loaded", vram, available)
         size = min(PROMPT_TOKENS, *run.options.sizes)
         for number in range(1, N_PROMPTS + 1):
@@ -290,7 +290,7 @@ def memory(run: Run) -> None:
                 return run.results.skip(
                     "memory", f"{N_PROMPTS - number + 1} prompts", "no time left"
                 )
-            server.ask(Conversation(f"{run.shape} {number}", size).messages, N_FIRST)
+            server.request(Conversation(f"{run.shape} {number}", size).messages, N_FIRST)
             if number % 10 == 0:
                 visit.memory(f"{number} prompts", vram, available)
 
@@ -382,10 +382,10 @@ def card(run: Run) -> None:
             available = available_mib()
             server.start()
             step = next(steps)
-            cold = server.ask(step.messages, N_FIRST)
+            cold = server.request(step.messages, N_FIRST)
             following = [*step.messages, {"role": "assistant", "content": cold.text}, QUESTION]
-            warm = server.ask(following, N_FIRST)
-            reply = server.ask(following, N_DECODE, ignore_eos=True)
+            warm = server.request(following, N_FIRST)
+            reply = server.request(following, N_DECODE, ignore_eos=True)
             run.results.add(
                 "card",
                 "small card",

@@ -110,7 +110,7 @@ class Switching:
             steps = talk.ask(way, 0) if is_new else talk.turn(way)
             messages = next(steps).messages
             time.sleep(REST)
-            reply = self.server.ask(messages, N_FIRST, model=shape)
+            reply = self.server.request(messages, N_FIRST, model=shape)
             self._note(way, shape, size, reply)
             try:
                 steps.send(reply.text)
@@ -127,7 +127,7 @@ class Switching:
                 self._leave_out(f"{n - index} of {n} switches")
                 break
             began = time.monotonic()
-            self.server.ask(
+            self.server.request(
                 Conversation("short", SHORT).messages, 2, model=shapes[index % len(shapes)]
             )
             took = time.monotonic() - began

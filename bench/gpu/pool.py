@@ -203,8 +203,8 @@ class Bench:
         """Print milliseconds of restoring ``n`` tokens from RAM, from files that are out of the
         page cache, and from files in it. The first pass writes the files that the other two read.
         """
-        prompt = Prompt.of(tokens_of(2, n))
-        other = Prompt.of(tokens_of(3, min(n // 2, 3000)))
+        prompt = Prompt.from_ids(tokens_of(2, n))
+        other = Prompt.from_ids(tokens_of(3, min(n // 2, 3000)))
         told = ""
         with tempfile.TemporaryDirectory(dir=self.options.work) as place:
             for way in ("RAM", "disk", "files in memory"):

@@ -181,7 +181,7 @@ class Visit:
                         self.section, f"{self.server.name}: {step.way}, {step.size}", "no time left"
                     )
                     return False
-                reply = self.server.ask(step.messages, N_FIRST, **fields)
+                reply = self.server.request(step.messages, N_FIRST, **fields)
                 self.keep(step, reply)
                 try:
                     step = steps.send(reply.text)
@@ -303,7 +303,7 @@ class Visit:
             return self.run.results.skip(
                 self.section, f"{self.server.name}: decode", "no time left"
             )
-        reply = self.server.ask([*conversation.messages, QUESTION], N_DECODE, ignore_eos=True)
+        reply = self.server.request([*conversation.messages, QUESTION], N_DECODE, ignore_eos=True)
         n = reply.n_predicted
         rate = (n - 1) / reply.decode_ms * 1e3 if n > 1 and reply.decode_ms else None
         self.run.results.add(

@@ -49,7 +49,7 @@ class ArrivingCandidate(Candidate):
         snapshot = arrival.snapshot
         if arrival.is_large:
             yield from self._pass_live_rows(live, memory)
-        n = self.keep
+        n = self.n_kept
         while n < snapshot.n:
             segment = snapshot.segment_at(n + 1)
             yield from arrival.rows(segment)
@@ -75,7 +75,7 @@ class ArrivingCandidate(Candidate):
             return False
         if any(segment.dropped for segment in snapshot.chain):
             return False  # a snapshot that shared them was dropped meanwhile
-        self.device.hold(snapshot, live)
+        self.device.hold_rows(snapshot, live)
         try:
             if self.cache.add(snapshot):
                 return True
@@ -88,8 +88,8 @@ class ArrivingCandidate(Candidate):
         rows that it shares with a dropped snapshot may be the cause.
         """
         snapshot = self.arrival.snapshot
-        if not self.arrival.is_lost and not any(each.dropped for each in snapshot.chain):
-            self.disk.refuse(snapshot)
+        if not self.arrival.is_lost and not any(segment.dropped for segment in snapshot.chain):
+            self.disk.discard(snapshot)
 
     def close(self) -> None:
         """End the reads that have not started, and let the device release rows that are not in
@@ -103,7 +103,7 @@ class ArrivingCandidate(Candidate):
         not be read.
         """
         for segment, last in self.arrival.snapshot.chain.items():
-            if last > self.keep:
+            if last > self.n_kept:
                 continue
             if self.arrival.has_begun(segment):
                 yield from self.arrival.rows(segment)
@@ -116,5 +116,5 @@ class ArrivingCandidate(Candidate):
         of RAM.
         """
         if last == segment.end and segment.held is None and not segment.alive:
-            segment.held = memory.cells.hold(live.id, segment.start, last)
+            segment.held = memory.cells.hold_rows(live.id, segment.start, last)
             self.arrival.free_rows(segment)

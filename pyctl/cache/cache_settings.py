@@ -35,13 +35,13 @@ def default_directory(environ: Mapping[str, str]) -> Path:
 
 def policy(text: str) -> str:
     """Return ``text`` in lower case. Raises ValueError unless it is a form that
-    DiskPolicy.of_server takes.
+    DiskPolicy.from_flag takes.
     """
     # Only now: the policy compares tokens, with numpy, which --help does not need.
     from pyctl.cache.disk_policy import MAX_COUNT, DiskPolicy
 
     try:
-        DiskPolicy.of_server(text)
+        DiskPolicy.from_flag(text)
     except RequestError:
         known = (
             f"off, full, auto, auto:N, N, with N from 1 to {MAX_COUNT}, spill, or one of them "

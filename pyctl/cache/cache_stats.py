@@ -26,7 +26,7 @@ __all__ = [
     "LiveView",
     "RequestStats",
     "SnapshotView",
-    "view_of",
+    "build_cache_view",
 ]
 
 CONTEXT = 12
@@ -58,7 +58,7 @@ class Divergence:
         return self.position - self.nearest < MIN_SHARED
 
     @classmethod
-    def at(cls, position: int, nearest: int, recent: Tokens, given: Tokens) -> Divergence:
+    def around(cls, position: int, nearest: int, recent: Tokens, given: Tokens) -> Divergence:
         """Return a divergence with the tokens around ``position``; ``recent`` and ``given`` have
         shape (n,).
         """
@@ -198,8 +198,8 @@ class SnapshotView:
         device_bytes: The bytes on the device of the rows that it adds to its parent.
         tiers: The tiers that have its added rows or its state.
         shared: The tokens whose rows it shares with the view before it, if both have the same
-            parent; else the parent's tokens. `view_of` places those that share most next to each
-            other, so the numbers show where branches part, even where there is no snapshot.
+            parent; else the parent's tokens. `build_cache_view` places those that share most next
+            to each other, so the numbers show where branches part, even where there is no snapshot.
     """
 
     id: str
@@ -293,10 +293,10 @@ class SnapshotDelta:
     tail: tuple[int, ...]
 
     @classmethod
-    def of(cls, snapshot: Snapshot, n_parent: int) -> SnapshotDelta:
+    def from_snapshot(cls, snapshot: Snapshot, n_parent: int) -> SnapshotDelta:
         """Return the delta of ``snapshot``, at the cost of its new part."""
         spans = []
-        for segment, last in snapshot.links():
+        for segment, last in snapshot.iter_chain():
             if last <= n_parent:
                 break
             spans.append((segment, max(segment.start, n_parent), last))
@@ -346,7 +346,7 @@ class _Placed(NamedTuple):
     snapshot: Snapshot
 
 
-def view_of(
+def build_cache_view(
     cache: RamCache, totals: CacheStats, known: KnownParts, disk: Store | None = None
 ) -> CacheView:
     """Return the current contents: shallow parents first, and of one parent the snapshots that
@@ -384,19 +384,19 @@ def view_of(
         tuple(views),
         disk.view() if disk else None,
         cache.n_refused,
-        n_ends=len(cache.ends),
+        n_ends=len(cache.prompt_ends),
     )
 
 
 def _placed_snapshots(cache: RamCache, known: KnownParts) -> list[_Placed]:
-    """Return the snapshots in the order of `view_of`, and add new deltas to ``known``."""
+    """Return the snapshots in the order of `build_cache_view`, and add new deltas to ``known``."""
     placed = []
     for snapshot in cache.snapshots():
         above = cache.tree[snapshot].parent
         n_parent = above.n if above is not None else 0
         delta = known.get(snapshot)
         if delta is None or delta.n_parent != n_parent:
-            delta = SnapshotDelta.of(snapshot, n_parent)
+            delta = SnapshotDelta.from_snapshot(snapshot, n_parent)
             known[snapshot] = delta
         parent = above.key.prefix.name if above is not None else ""
         placed.append(_Placed(parent, delta, snapshot))

@@ -26,22 +26,22 @@ class Candidate:
     """A position to resume at.
 
     Attributes:
-        origin: The tier that the rows after ``keep`` come from.
+        origin: The tier that the rows after ``n_kept`` come from.
         n: The number of tokens at the position.
-        keep: The number of live rows that stay.
+        n_kept: The number of live rows that stay.
         snapshot: The snapshot with the other rows. None if nothing is copied: the live sequence is
             continued, or cut where the model allows it.
     """
 
     origin: Source
     n: int
-    keep: int
+    n_kept: int
     snapshot: Snapshot | None = None
 
     @property
     def source(self) -> Source:
         """The source that statistics show: ``live`` if all rows stay."""
-        return "live" if self.keep == self.n else self.origin
+        return "live" if self.n_kept == self.n else self.origin
 
     @property
     def has_state(self) -> bool:
@@ -60,20 +60,20 @@ class Candidate:
         """
         if self.snapshot is not None and self.snapshot.segment.dropped:
             return None
-        if self.keep <= live.n:
+        if self.n_kept <= live.n:
             return self
-        return replace(self, keep=0) if self.snapshot is not None else None
+        return replace(self, n_kept=0) if self.snapshot is not None else None
 
     def load(self, live: LiveSequence, memory: SequenceMemory) -> Reading[None]:
-        """Append the rows of the snapshot to ``live``, which has ``keep`` rows, and load its state.
-        Without a snapshot, cut ``live``.
+        """Append the rows of the snapshot to ``live``, which has ``n_kept`` rows, and load its
+        state. Without a snapshot, cut ``live``.
 
         Yields what it waits for: nothing here. Raises StateError if the bytes do not fit the model,
         OutOfCellsError without room.
         """
         if self.snapshot is not None:
             state = self.snapshot.state if self.n == self.snapshot.n else None
-            memory.restore(live.id, self.keep, self.snapshot.spans(self.keep, self.n), state)
+            memory.restore(live.id, self.n_kept, self.snapshot.spans(self.n_kept, self.n), state)
         elif self.n < live.n:
             memory.rewind(live.id, self.n)
             live.truncate(self.n)
@@ -139,22 +139,22 @@ class ResumeCandidates:
         One token at least stays to be evaluated, except where the output at the end of an equal
         prompt is cached and ``may_end`` allows to use it.
         """
-        found = [
+        candidates = [
             *self._from_live_rows(),
             *self._from_snapshots(cache.lookup(self._prompt, self._limit)),
             *self._from_overlap(cache),
         ]
         if may_end:
-            deepest = max((each.n for each in found), default=0)
-            found += self._from_prompt_ends(cache.ends, deepest)
-        return sorted(found, key=self._preference)
+            deepest = max((candidate.n for candidate in candidates), default=0)
+            candidates += self._from_prompt_ends(cache.prompt_ends, deepest)
+        return sorted(candidates, key=self._preference)
 
     def from_snapshot(self, origin: Source, snapshot: Snapshot) -> Candidate | None:
         """Return the candidate at the end of ``snapshot``, which holds a prefix of the prompt; None
         if it cannot be resumed, or not exactly.
         """
         n = snapshot.n
-        if not self._shape.resume_points.allow(n):
+        if not self._shape.resume_points.contains(n):
             return None  # it was saved by a server whose window had another size
         if self._exact and not (snapshot.exact and self.has_same_batches(snapshot)):
             # generated text, or batches of another prompt that end where this one's would not
@@ -166,7 +166,7 @@ class ResumeCandidates:
         batches. Each segment is compared once, however many snapshots share it.
         """
         uncompared: list[tuple[Segment, int]] = []
-        for segment, upto in snapshot.links():
+        for segment, upto in snapshot.iter_chain():
             uncompared.append((segment, upto))
             if segment in self._n_ends_before:
                 break
@@ -184,7 +184,7 @@ class ResumeCandidates:
         """
         if n_before is None:
             return None
-        segment_ends = ends_within(segment.ends, 0, upto)
+        segment_ends = ends_within(segment.batch_ends, 0, upto)
         n_ends = n_before + len(segment_ends)
         return n_ends if self._batch_ends[n_before:n_ends] == segment_ends else None
 
@@ -249,19 +249,21 @@ class ResumeCandidates:
             return False
         if not self._exact:
             return True
-        inner_ends = tuple(at for at in end.ends if at < end.n)
+        inner_ends = tuple(at for at in end.batch_ends if at < end.n)
         return end.exact and inner_ends == self._batch_ends[:-1]
 
     def _n_kept(self, n: int) -> int:
         """Return how many live rows stay where a snapshot of ``n`` tokens is loaded."""
-        return self._shape.kept(last_end(self._batch_ends, min(self._n_same_batches, n)))
+        return self._shape.n_kept_rows(last_end(self._batch_ends, min(self._n_same_batches, n)))
 
     def _n_kept_at_end(self, n: int) -> int:
         """Return how many live rows stay where the end of a prompt of ``n`` tokens is loaded."""
         is_last_batch_live = self._n_same_batches == last_end(self._batch_ends, n - 1)
         has_no_other = self._live.n_prompt == self._n_same_tokens == n
         # If the live sequence had this prompt and no other, its last batch was also the same.
-        return self._shape.kept(n) if is_last_batch_live and has_no_other else self._n_kept(n)
+        return (
+            self._shape.n_kept_rows(n) if is_last_batch_live and has_no_other else self._n_kept(n)
+        )
 
     def _last_position(self, rows: LiveSequence | Snapshot, n_shared: int) -> int:
         """Return the last position within ``n_shared`` tokens of ``rows`` at which the prompt can
@@ -280,4 +282,4 @@ class ResumeCandidates:
         that keeps the most live rows, copies nothing, and brings a state.
         """
         needs_copy = candidate.snapshot is not None or candidate.n != self._live.n
-        return -candidate.n, -candidate.keep, needs_copy, not candidate.has_state
+        return -candidate.n, -candidate.n_kept, needs_copy, not candidate.has_state

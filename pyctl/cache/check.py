@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import PromptMatch, Segment
 
-__all__ = ["faults"]
+__all__ = ["find_inconsistencies"]
 
 
-def faults(cache: RamCache) -> list[str]:
+def find_inconsistencies(cache: RamCache) -> list[str]:
     """Return the contradictions in ``cache``, a line each; [] for a sound cache. Takes the time of
     a hash of all tokens.
     """
@@ -19,21 +19,22 @@ def faults(cache: RamCache) -> list[str]:
 
 
 def _of_names(cache: RamCache) -> Iterator[str]:
-    kept = cache.snapshots()
-    if set(kept) != {node.key for node in cache.tree}:
+    snapshots = cache.snapshots()
+    if set(snapshots) != {node.key for node in cache.tree}:
         yield "the tree has other snapshots than the cache"
-    if cache.budget.n_slots and len(kept) + len(cache.ends) > cache.budget.n_slots:
-        yield f"{len(kept) + len(cache.ends)} snapshots, at most {cache.budget.n_slots} are allowed"
-    for snapshot in [*kept, *cache.ends]:
+    if cache.budget.n_slots and len(snapshots) + len(cache.prompt_ends) > cache.budget.n_slots:
+        n = len(snapshots) + len(cache.prompt_ends)
+        yield f"{n} snapshots, at most {cache.budget.n_slots} are allowed"
+    for snapshot in [*snapshots, *cache.prompt_ends]:
         if PromptMatch(snapshot.last_tokens(snapshot.n)).prefix(snapshot.n) != snapshot.prefix:
             yield f"{snapshot.prefix.name} holds tokens that do not match its name"
         spans = snapshot.spans(0, snapshot.n)
         if [*(first for _, first, _ in spans), snapshot.n] != [0, *(last for _, _, last in spans)]:
             yield f"{snapshot.prefix.name} lacks rows"
-    for snapshot in kept:
+    for snapshot in snapshots:
         if cache.get(snapshot.prefix) is not snapshot:
             yield f"{snapshot.prefix.name} is not found by its name"
-    if not cache.pinned <= set(kept):
+    if not cache.pinned <= set(snapshots):
         yield "a pinned snapshot is gone"
 
 
@@ -43,7 +44,7 @@ def _of_sizes(cache: RamCache) -> Iterator[str]:
     Segments and blocks are collected by their ids first: each counts once, however many snapshots
     share it.
     """
-    holders = [*cache.snapshots(), *cache.retained, *cache.ends]
+    holders = [*cache.snapshots(), *cache.retained, *cache.prompt_ends]
     segments: dict[int, Segment] = {
         id(each): each for snapshot in holders for each, _ in snapshot.chain.items()
     }

@@ -26,7 +26,7 @@ class _Rate:
         self._seconds = _PRIOR_BYTES / rate
         self.seconds = 1 / rate
 
-    def note(self, n_bytes: int, seconds: float) -> None:
+    def record(self, n_bytes: int, seconds: float) -> None:
         if n_bytes <= 0 or not seconds > 0:
             return
         keep = _MEMORY_BYTES / max(_MEMORY_BYTES, self._n_bytes)
@@ -63,14 +63,14 @@ class Costs:
         """
         return _READ_LATENCY + n_bytes * self._read.seconds
 
-    def note_evaluated(self, first: int, last: int, seconds: float) -> None:
+    def record_evaluated(self, first: int, last: int, seconds: float) -> None:
         """Record that tokens [first, last) took ``seconds``, with nothing else on the device."""
         n = last - first
         middle = (first + last) / 2
         if n <= 0 or not seconds > 0:
             return
         keep = _MEMORY_TOKENS / max(_MEMORY_TOKENS, self._sums[0])
-        tokens, depth, square, total, product = (keep * each for each in self._sums)
+        tokens, depth, square, total, product = (keep * value for value in self._sums)
         tokens = tokens + n
         depth = depth + n * middle
         square = square + n * middle**2
@@ -89,6 +89,6 @@ class Costs:
             slope = total / tokens / 2 / max(mean, 1.0)
         self._line = base, slope
 
-    def note_read(self, n_bytes: int, seconds: float) -> None:
+    def record_read(self, n_bytes: int, seconds: float) -> None:
         """Record a read of ``n_bytes`` from disk in ``seconds``."""
-        self._read.note(n_bytes, max(seconds - _READ_LATENCY, seconds / 8))
+        self._read.record(n_bytes, max(seconds - _READ_LATENCY, seconds / 8))

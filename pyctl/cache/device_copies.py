@@ -1,7 +1,7 @@
 """Copies in RAM of rows that the device holds, made ahead of evictions and for the disk.
 
 The engine's thread calls everything here. A copy runs during later evaluations, so another thread
-may read a block only after `SequenceMemory.synchronize`, which `DeviceCopies.rows_now` calls.
+may read a block only after `SequenceMemory.synchronize`, which `DeviceCopies.fetch_rows_now` calls.
 
 Blocks that wait for the disk are not counted by the cache: `DeviceLimits.max_unwritten` limits
 them.
@@ -51,12 +51,12 @@ class DeviceCopies:
             weakref.WeakKeyDictionary()
         )
 
-    def copy_spare(self, *segments: Segment) -> None:
+    def copy_within_headroom(self, *segments: Segment) -> None:
         """Start to copy rows that the disk will need, as far as RAM has room to spare for them."""
         for segment in segments:
-            if segment.only_held_bytes and not segment.file.is_there:
+            if segment.device_only_bytes and not segment.file.is_there:
                 try:
-                    self._copy_if_spare(segment)
+                    self._copy_if_room(segment)
                 except (StateError, MemoryError) as error:
                     log.warning("cannot copy rows to RAM: %s", error)
 
@@ -66,7 +66,7 @@ class DeviceCopies:
         return self.limits.max_unwritten(self._budget.limit)
 
     @property
-    def _spare(self) -> int:
+    def _headroom(self) -> int:
         """The bytes on top of the cache that copied rows leave free for states."""
         return min(
             SPARE_STATES * self._memory.state_size(0),
@@ -81,7 +81,7 @@ class DeviceCopies:
         is_bounded = self._memory.shape.can_hold and self._budget.limit is not None
         return self._max_unwritten if is_bounded else None
 
-    def is_behind(self, n_more: int = 0) -> bool:
+    def is_backlog_full(self, n_more: int = 0) -> bool:
         """Return whether more bytes wait for the disk than may.
 
         These are the bytes of complete blocks that the cache does not count, and ``n_more`` further
@@ -98,45 +98,45 @@ class DeviceCopies:
         """
         for segment in self._held.only_held() if self._memory.shape.can_hold else ():
             try:
-                if self._copy_if_spare(segment):
+                if self._copy_if_room(segment):
                     return True
             except (StateError, MemoryError) as error:
                 log.warning("cannot copy rows to RAM: %s", error)
                 return False
         return False
 
-    def is_large(self, snapshot: Snapshot) -> bool:
+    def exceeds_backlog(self, snapshot: Snapshot) -> bool:
         """Return whether the rows of ``snapshot`` that are neither in RAM nor on disk have more
         bytes than may wait for the disk on top of the cache.
         """
-        n_bytes = sum(each.only_held_bytes for each in snapshot.chain if not each.file.is_there)
-        return n_bytes > self._max_unwritten - self._spare
+        n_bytes = sum(each.device_only_bytes for each in snapshot.chain if not each.file.is_there)
+        return n_bytes > self._max_unwritten - self._headroom
 
-    def rows_of(self, segments: Sequence[Segment]) -> list[Block]:
+    def fetch_rows(self, segments: Sequence[Segment]) -> list[Block]:
         """Return the rows of ``segments`` as blocks in RAM, complete after `synchronize`. Raises
         MemoryError if too many bytes would wait for the disk.
         """
-        n_bytes = sum(each.only_held_bytes for each in segments)
-        if n_bytes and self.is_behind(n_bytes + self._spare):
+        n_bytes = sum(each.device_only_bytes for each in segments)
+        if n_bytes and self.is_backlog_full(n_bytes + self._headroom):
             raise MemoryError("RAM has no room for rows that wait for the disk")
         return [
             each.rows if each.rows.size or each.held is None else self.fetch(each)
             for each in segments
         ]
 
-    def rows_now(self, segments: Sequence[Segment]) -> list[Block]:
+    def fetch_rows_now(self, segments: Sequence[Segment]) -> list[Block]:
         """Return the rows of ``segments`` as blocks in RAM that are complete; MemoryError as in
-        `rows_of`.
+        `fetch_rows`.
         """
-        rows = self.rows_of(segments)
+        rows = self.fetch_rows(segments)
         self._memory.synchronize()
         return rows
 
-    def _copy_if_spare(self, segment: Segment) -> bool:
+    def _copy_if_room(self, segment: Segment) -> bool:
         """Start to copy the rows of ``segment`` to RAM; return False if RAM has no room to spare
         for them.
         """
-        if not self._held.make_room(segment, segment.only_held_bytes, only_if_free=True):
+        if not self._held.make_room(segment, segment.device_only_bytes, only_if_free=True):
             return False
         self._pool.add_rows(segment, self.fetch(segment))
         return True

@@ -8,7 +8,7 @@ if the victims are worth more, all snapshots that need the segment are evicted i
 copy to RAM starts, and its block enters the pool. Last, the cells are released, although the copy
 may still run: later evaluations wait for it before they write to these cells
 (csrc/device/transfer.h). The memory may load such a block at once. Another thread may read it only
-after `synchronize`, which `DeviceCopies.rows_now` and `WriteBack` call.
+after `synchronize`, which `DeviceCopies.fetch_rows_now` and `WriteBack` call.
 
 An eviction may release more than its own segment: when the last snapshot that needs a segment goes,
 the pool calls `DeviceTier._release`. Loops over segments therefore test whether the device still
@@ -97,7 +97,7 @@ class DeviceTier:
     @property
     def n_cells(self) -> int:
         """The number of cells that only these rows take."""
-        return self._memory.cells.n_held if self._memory.shape.can_hold else 0
+        return self._memory.cells.n_held_cells if self._memory.shape.can_hold else 0
 
     # -- keeping
     # ----------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ class DeviceTier:
 
     def _segment(self, seq: LiveSequence, first: int, last: int, parent: Segment | None) -> Segment:
         tokens = as_tokens(seq.tokens[first:last])
-        ends = ends_within(seq.ends, first, last)
+        ends = ends_within(seq.batch_ends, first, last)
         reply_spans = clip_reply_spans(seq.reply_spans, first, last)
         rows = self._memory.save_rows(seq.id, first, last, hold=self._memory.shape.can_hold)
         if rows.held is not None:
@@ -155,20 +155,20 @@ class DeviceTier:
         if n_bytes > piece_bytes:
             maximum = max((seq.n - first) * piece_bytes // n_bytes, 1)
         while seq.n - first > maximum:
-            end = last_end(seq.ends, first + maximum)
+            end = last_end(seq.batch_ends, first + maximum)
             last = end if end > first else first + maximum
             yield first, last
             first = last
         yield first, seq.n
 
-    def hold(self, snapshot: Snapshot, seq: LiveSequence) -> None:
+    def hold_rows(self, snapshot: Snapshot, seq: LiveSequence) -> None:
         """Hold the rows of ``snapshot`` in the cells where ``seq`` has them, even if RAM has a
         copy. ``seq`` must have all of these rows.
         """
         for segment, last in snapshot.chain.items() if self._memory.shape.can_hold else ():
             if segment.held is None and not segment.dropped and last == segment.end:
                 with contextlib.suppress(StateError):
-                    segment.held = self._memory.cells.hold(seq.id, segment.start, last)
+                    segment.held = self._memory.cells.hold_rows(seq.id, segment.start, last)
 
     def drop_ram_copies(self, snapshot: Snapshot) -> bool:
         """Drop the copies in RAM of rows that the device holds, of segments that the cache has not
@@ -201,7 +201,7 @@ class DeviceTier:
             start = max(segment.start, first)
             stop = min(upto, last)
             if segment.held is not None and start < stop:
-                n_ready += self._memory.cells.n_own(segment.held, start, stop)
+                n_ready += self._memory.cells.n_exclusive_cells(segment.held, start, stop)
         return n_ready
 
     def make_cells(
@@ -282,12 +282,12 @@ class DeviceTier:
         """
         if not self.n_cells:
             return
-        wanted = coming.chain if coming is not None else {}
+        needed = coming.chain if coming is not None else {}
         for segment in self._cache.segments():
             if (
                 segment.start >= last
                 or segment.end <= first
-                or wanted.get(segment, 0) >= min(segment.end, last)
+                or needed.get(segment, 0) >= min(segment.end, last)
             ):
                 continue
             if segment.held is not None:  # else it has gone with one before
@@ -314,7 +314,7 @@ class DeviceTier:
         MemoryError if that fails.
         """
         for segment in snapshot.chain:
-            if segment.only_held_bytes:
+            if segment.device_only_bytes:
                 self._copy(segment)
             self._release(segment)
 
@@ -336,17 +336,17 @@ class DeviceTier:
 
     def _n_freed(self, segment: Segment) -> int:
         assert segment.held is not None
-        return self._memory.cells.n_own(segment.held, segment.start, segment.end)
+        return self._memory.cells.n_exclusive_cells(segment.held, segment.start, segment.end)
 
     def _evict(self, segment: Segment) -> None:
         """Evict a segment from the device: to RAM, or away with all snapshots that need it."""
         if not segment.rows.size:
             try:
-                kept = self._memory.shape.can_hold and self._copy(segment)
+                is_in_ram = self._memory.shape.can_hold and self._copy(segment)
             except (StateError, MemoryError) as error:
                 log.warning("copy of rows to RAM failed: %s", error)
-                kept = False
-            if not kept:
+                is_in_ram = False
+            if not is_in_ram:
                 self._drop_held(segment)
         self._release(segment)
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from pyctl.cache.recent import Nearest, RecentMatches, last_boundary
+from pyctl.cache.recent import ClosestPrompt, RecentMatches, last_boundary
 from pyctl.errors import RequestError
 from pyctl.prompt import Prompt
 
@@ -45,13 +45,13 @@ class Selection:
     """The choice of a policy for one prompt, in tokens from its start.
 
     Attributes:
-        safe: The scope before the minimum length is applied.
+        eligible_len: The scope before the minimum length is applied.
         selected: The scope, 0 for none.
         positions: The prefixes to persist, ascending; at most two are past the restored position.
             Those at or before it cost no evaluation, but need a snapshot that is still in memory.
     """
 
-    safe: int = 0
+    eligible_len: int = 0
     selected: int = 0
     positions: tuple[int, ...] = ()
 
@@ -90,7 +90,7 @@ class DiskPolicy:
     spill: bool = False
 
     @classmethod
-    def of_server(cls, text: str) -> DiskPolicy:
+    def from_flag(cls, text: str) -> DiskPolicy:
         """Return the policy of a server's setting: a form of `parse`, alone or before ``,spill``,
         or ``spill`` alone. Raises RequestError for ``off,spill``.
         """
@@ -117,7 +117,7 @@ class DiskPolicy:
         raise RequestError(SCOPE_TEXT)
 
     @classmethod
-    def of_request(cls, value: object, default: DiskPolicy) -> DiskPolicy:
+    def from_request(cls, value: object, default: DiskPolicy) -> DiskPolicy:
         """Return the policy of a request whose field ``prefix_cache`` is ``value``. ``default``
         applies to None, and to the keys that ``value`` leaves out.
 
@@ -168,18 +168,18 @@ class DiskPolicy:
         prompt = matches.prompt
         if self.kind == "fixed":
             safe = self.tokens if len(prompt) > self.tokens else 0
-            wanted = {safe}
+            targets = {safe}
         elif self.kind == "full":
             safe = prompt.end
-            wanted = {safe, last_boundary(prompt, cold_max) if prompt.boundaries else safe}
+            targets = {safe, last_boundary(prompt, cold_max) if prompt.boundaries else safe}
         elif self.kind == "auto":
-            nearest = matches.nearest(self.window, for_disk=True)
-            safe = nearest.safe if nearest else 0
-            wanted = _expected(prompt, nearest) if nearest and safe else set()
+            nearest = matches.closest(self.window, for_disk=True)
+            safe = nearest.aligned_len if nearest else 0
+            targets = _expected(prompt, nearest) if nearest and safe else set()
         else:
             return Selection()
         minimum = max(min_tokens, 1)
-        positions = sorted(n for n in wanted if n >= minimum)
+        positions = sorted(n for n in targets if n >= minimum)
         ahead = [n for n in positions if n > start]
         if len(ahead) > PAST_START:
             positions.remove(ahead[1])
@@ -192,13 +192,15 @@ def _count(text: str) -> int:
     return n if n <= MAX_COUNT else 0
 
 
-def _expected(prompt: Prompt, nearest: Nearest) -> set[int]:
+def _expected(prompt: Prompt, nearest: ClosestPrompt) -> set[int]:
     """Return the positions where later prompts may leave ``prompt``: the head, the scope, and the
     deepest boundary that the last departures predict (see `DiskPolicy`).
     """
     stops = prompt.boundaries or (len(prompt),)
     places = {
-        stops[-left] for left in (nearest.left, nearest.recent.left) if 0 < left <= len(stops)
+        stops[-left]
+        for left in (nearest.boundaries_remaining, nearest.recent.boundaries_remaining)
+        if 0 < left <= len(stops)
     }
-    head = prompt.boundaries[0] if prompt.boundaries else nearest.safe
-    return {head, nearest.safe, max({nearest.safe, *places})}
+    head = prompt.boundaries[0] if prompt.boundaries else nearest.aligned_len
+    return {head, nearest.aligned_len, max({nearest.aligned_len, *places})}

@@ -56,7 +56,7 @@ class Likelihoods:
         end: The conversation goes on at its end.
         head: A new conversation starts as this one did. Where the opening is not known, the weight
             goes to the first snapshot.
-        near: Tokens from the end within which all distances are equally likely.
+        near_end: Tokens from the end within which all distances are equally likely.
         again: Each further time that prompts parted at a snapshot makes one more likely.
         turn: The snapshot before the user's newest message. Clients that rewrite a history when the
             user speaks again keep it up to there.
@@ -65,7 +65,7 @@ class Likelihoods:
 
     end: float = 0.65
     head: float = 0.2
-    near: int = 64
+    near_end: int = 64
     again: float = 0.5
     turn: float = 0.5
     max_again: int = 8
@@ -209,7 +209,7 @@ class CostAwareEviction(Generic[K]):
         """Return the probability that a conversation of ``length`` tokens resumes before its end,
         between ``start`` and ``stop``.
         """
-        near = self.likelihoods.near
+        near = self.likelihoods.near_end
         share = math.log((length - start + near) / (length - stop + near))
         return (1 - self.likelihoods.end) * share / math.log1p(length / near)
 
@@ -220,7 +220,7 @@ class CostAwareEviction(Generic[K]):
         stop = min(stop, n_opening)
         if start >= stop:
             return 0.0
-        near = self.likelihoods.near
+        near = self.likelihoods.near_end
         share = math.log((n_opening - start + near) / (n_opening - stop + near))
         return self.likelihoods.head * share / math.log1p(n_opening / near)
 

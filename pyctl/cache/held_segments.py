@@ -82,7 +82,7 @@ class HeldSegments:
         """Return the segments whose rows only the device has, the ones first on which the most
         prompts are expected to resume.
         """
-        only = [segment for segment in self.pool if segment.only_held_bytes]
+        only = [segment for segment in self.pool if segment.device_only_bytes]
         return sorted(only, key=self.resumes.on, reverse=True)
 
     def eviction_order(self, n_freed: Callable[[Segment], int]) -> Iterator[Segment]:

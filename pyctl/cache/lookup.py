@@ -20,7 +20,7 @@ class CacheLookup:
     Attributes:
         request: The request.
         match: Its prompt, for comparisons.
-        ends: The batch ends of the prompt.
+        batch_ends: The batch ends of the prompt.
         facts: The facts that the sequence gets.
         candidates: The candidates in memory, the preferred first; none without the cache.
         finder: The maker of candidates from snapshots on disk.
@@ -29,7 +29,7 @@ class CacheLookup:
 
     request: CacheRequest
     match: PromptMatch
-    ends: Sequence[int]
+    batch_ends: Sequence[int]
     facts: PromptFacts
     candidates: Sequence[Candidate] = ()
     finder: ResumeCandidates | None = None
@@ -38,8 +38,8 @@ class CacheLookup:
     @property
     def snapshots(self) -> tuple[Snapshot, ...]:
         """The snapshots that may be restored."""
-        found = (candidate.snapshot for candidate in self.candidates)
-        return tuple(snapshot for snapshot in found if snapshot is not None)
+        snapshots = (candidate.snapshot for candidate in self.candidates)
+        return tuple(snapshot for snapshot in snapshots if snapshot is not None)
 
 
 @dataclass(frozen=True)

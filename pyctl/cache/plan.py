@@ -107,7 +107,7 @@ def inner_ends(prompt: Prompt, ends: Sequence[int]) -> list[int]:
 
 def snapshot_ends(prompt: Prompt, ends: Sequence[int], points: ResumePoints) -> list[int]:
     """Return the `inner_ends` from which a sequence comes back to the same bits."""
-    return points.among(inner_ends(prompt, ends))
+    return points.filter(inner_ends(prompt, ends))
 
 
 def choose_cuts(
@@ -130,10 +130,10 @@ def choose_cuts(
     if not inner:
         return []
     boundaries = prompt.boundaries
-    wanted = {boundaries[0], prompt.turn, *boundaries[-2:]} if boundaries else {inner[-1]}
-    wanted |= {picture.end for picture in prompt.pictures[-1:]}
+    targets = {boundaries[0], prompt.turn, *boundaries[-2:]} if boundaries else {inner[-1]}
+    targets |= {picture.end for picture in prompt.pictures[-1:]}
     rungs = [_rung(prompt, position) for position in _ladder(len(prompt))]
-    cuts = {last_end(inner, position) for position in (*wanted, *also, *rungs)} - {0}
+    cuts = {last_end(inner, position) for position in (*targets, *also, *rungs)} - {0}
     if min_step > 0:
         raw_step = min(min_step, RAW_STEP)
         cuts |= (
@@ -158,10 +158,12 @@ def _grid(inner: Sequence[int], cuts: Collection[int], step: int) -> set[int]:
     """Return the last of ``inner`` at or before each multiple of ``step``, unless one of ``cuts``
     lies within a quarter of a step before the multiple.
     """
-    known = sorted(cuts)
+    chosen = sorted(cuts)
     places = range(step, inner[-1] + 1, step)
     return {
-        last_end(inner, at) for at in places if at - last_end(known, at) > step // GRID_PARTS
+        last_end(inner, position)
+        for position in places
+        if position - last_end(chosen, position) > step // GRID_PARTS
     } - {0}
 
 
@@ -192,8 +194,8 @@ def _rung(prompt: Prompt, position: int) -> int:
     """Return the last boundary before ``position``, where histories change, or ``position`` itself
     if it is much closer.
     """
-    at = bisect.bisect_right(prompt.boundaries, position)
-    boundary = prompt.boundaries[at - 1] if at else 0
+    index = bisect.bisect_right(prompt.boundaries, position)
+    boundary = prompt.boundaries[index - 1] if index else 0
     return (
         boundary
         if boundary and 2 * (len(prompt) - boundary) <= 3 * (len(prompt) - position)

@@ -55,8 +55,8 @@ class CacheRequest:
     Attributes:
         prompt: The prompt.
         cache_prompt: Whether its client allows caching.
-        sees_texts: Whether the client may learn the texts of other clients. Otherwise it resumes in
-            whole blocks of tokens.
+        may_read_prompts: Whether the client may learn the texts of other clients. Otherwise it
+            resumes in whole blocks of tokens.
         disk_policy: The policy that replaces the server's, None for the server's.
         background: Whether no client waits for it.
         after: The request whose continuation it prepares, None for others.
@@ -65,7 +65,7 @@ class CacheRequest:
     prompt: Prompt
     _: KW_ONLY
     cache_prompt: bool = True
-    sees_texts: bool = True
+    may_read_prompts: bool = True
     disk_policy: DiskPolicy | None = None
     background: bool = False
     after: CacheRequest | None = field(default=None, repr=False, compare=False)
@@ -109,7 +109,7 @@ class MemoryShape:
     can_hold: bool = False
     is_pool: bool = False
 
-    def kept(self, n: int) -> int:
+    def n_kept_rows(self, n: int) -> int:
         """Return how many of the first ``n`` tokens of a sequence can stay where further rows or a
         state are loaded.
         """
@@ -126,7 +126,7 @@ class DeviceCells(Protocol):
     nothing moves: a position has one cell, refused until the held row is released.
     """
 
-    def hold(self, seq: int, first: int, last: int) -> HeldRows:
+    def hold_rows(self, seq: int, first: int, last: int) -> HeldRows:
         """Keep rows [first, last) of ``seq`` on the device until `release`. Raises StateError if
         ``seq`` does not have them, or the device cannot hold them.
         """
@@ -142,13 +142,13 @@ class DeviceCells(Protocol):
         released before that.
         """
 
-    def n_own(self, held: HeldRows, first: int, last: int) -> int:
+    def n_exclusive_cells(self, held: HeldRows, first: int, last: int) -> int:
         """Return the number of cells of held rows [first, last) that neither a sequence nor other
         held rows have: the cells that `release` frees.
         """
 
     @property
-    def n_held(self) -> int:
+    def n_held_cells(self) -> int:
         """Cells that held rows alone take."""
 
 
@@ -402,7 +402,7 @@ class Store(Protocol):
     def count_hit(self, snapshot: Snapshot) -> None:
         """Record that a snapshot from the store was of use."""
 
-    def refuse(self, snapshot: Snapshot) -> None:
+    def discard(self, snapshot: Snapshot) -> None:
         """Drop a snapshot that came from the store and is of no use to the model."""
 
     # -- choosing and writing
@@ -420,8 +420,8 @@ class Store(Protocol):
         however short; its bytes in RAM are complete.
         """
 
-    def evict(self, snapshot: Snapshot, worth: float, rows_of: RowsOf) -> None:
-        """Keep the part to be written of ``snapshot``, which saves ``worth`` seconds and which the
+    def evict(self, snapshot: Snapshot, value: float, rows_of: RowsOf) -> None:
+        """Keep the part to be written of ``snapshot``, which saves ``value`` seconds and which the
         cache is about to drop.
         """
 

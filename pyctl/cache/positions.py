@@ -16,8 +16,8 @@ them.
 
 def last_end(ends: Sequence[int], limit: int) -> int:
     """Return the deepest batch end at or before ``limit``, or 0."""
-    at = bisect.bisect_right(ends, limit)
-    return ends[at - 1] if at else 0
+    n_ends = bisect.bisect_right(ends, limit)
+    return ends[n_ends - 1] if n_ends else 0
 
 
 def last_common_end(a: Sequence[int], b: Sequence[int], limit: int) -> int:

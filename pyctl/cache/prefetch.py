@@ -73,10 +73,10 @@ class Prefetch:
         for prefix in self._disk.find(match, n_prompt - 1) if self._disk is not None else ():
             seconds[prefix.n] = self._read(prefix) + costs.evaluate(prefix.n, n_prompt)
         for seq in sequences:
-            found = ResumeCandidates(
+            candidates = ResumeCandidates(
                 match, batch_ends, seq, self._memory.shape, exact=self._exact
             ).find(self._cache)
-            for candidate in found:
+            for candidate in candidates:
                 seconds[candidate.n] = costs.evaluate(candidate.n, n_prompt)
         return seconds
 

@@ -76,7 +76,7 @@ class PrefixCache:
         self._restorer = Restorer(memory, cache, self.device, disk, self.totals, exact=exact)
         if disk is not None:
             disk.costs = cache.costs
-            cache.evictor.on_evict = partial(disk.evict, rows_of=self.device.copies.rows_of)
+            cache.evictor.on_evict = partial(disk.evict, rows_of=self.device.copies.fetch_rows)
 
     def lookup(
         self, request: CacheRequest, ends: Sequence[int], seq: LiveSequence, stats: RequestStats
@@ -98,7 +98,7 @@ class PrefixCache:
             recent = self.recent.compare(prompt)
             # Drafts from a planted text would show in the pace of replies to others whether it
             # holds a piece of theirs.
-            is_heard = request.sees_texts
+            is_heard = request.may_read_prompts
             self.recent.add(prompt, recent, for_disk=lookup.facts.for_disk, is_heard=is_heard)
             return replace(lookup, recent=recent)
 
@@ -110,7 +110,7 @@ class PrefixCache:
             n_shared = seq.shared(lookup.match.tokens) if lookup.facts.cached else 0
             minimum = PARK_MIN
             best = lookup.candidates[0] if lookup.candidates else None
-            stays = best is not None and best.keep >= seq.n and self.memory.shape.cut_anywhere
+            stays = best is not None and best.n_kept >= seq.n and self.memory.shape.cut_anywhere
             if lookup.request.background and not stays:
                 n_shared = 0
                 minimum = 1
@@ -150,25 +150,27 @@ class PrefixCache:
         if recent is None:
             return CachePlan(lookup.match, restored=restored)
         prompt = lookup.request.prompt
-        nearest = recent.nearest()
+        nearest = recent.closest()
         n_common = nearest.common if nearest is not None else 0
-        branch = last_end(lookup.ends, n_common)
+        branch = last_end(lookup.batch_ends, n_common)
         # Between here and the branch point the rows may be in the cache, only without a state to
         # resume from.
         seq.n_overlap = n_common if branch > seq.n else 0
         if nearest is not None and not nearest.is_continued and branch > stats.n_cached:
             nearest_tokens = nearest.recent.prompt.tokens
-            stats.miss = Divergence.at(n_common, stats.n_cached, nearest_tokens, prompt.tokens)
-        wanted: tuple[int, ...] = ()
+            stats.miss = Divergence.around(n_common, stats.n_cached, nearest_tokens, prompt.tokens)
+        disk_positions: tuple[int, ...] = ()
         if self.disk is not None:
-            wanted = self.disk.select(recent, seq.n, lookup.request.disk_policy)
+            disk_positions = self.disk.select(recent, seq.n, lookup.request.disk_policy)
         points = self.memory.shape.resume_points
-        places = snapshot_ends(prompt, lookup.ends, points)
-        cuts = choose_cuts(prompt, places, seq.n, self.settings.min_step, (n_common, *wanted))
+        places = snapshot_ends(prompt, lookup.batch_ends, points)
+        cuts = choose_cuts(
+            prompt, places, seq.n, self.settings.min_step, (n_common, *disk_positions)
+        )
         if may_branch and self._has_branch(lookup, seq.n, n_common):
-            cuts = sorted({*cuts, *points.among([n_common])})
+            cuts = sorted({*cuts, *points.filter([n_common])})
         # What goes to disk has to be among the counts at which snapshots are taken.
-        persist = tuple(last_end(places, n) for n in wanted)
+        persist = tuple(last_end(places, n) for n in disk_positions)
         turn = last_end(places, next_turn(prompt, n_common))
         return CachePlan(lookup.match, tuple(cuts), persist, restored, turn)
 
@@ -177,7 +179,7 @@ class PrefixCache:
         one is raw text, resumes before that, and its client may learn of others' texts.
         """
         request = lookup.request
-        if not request.prompt.is_raw or not request.sees_texts:
+        if not request.prompt.is_raw or not request.may_read_prompts:
             return False
         if self.settings.exact or request.background or self.memory.shape.cut_anywhere:
             return False
@@ -187,8 +189,8 @@ class PrefixCache:
         """Write to disk the prefixes that the policy chose of the prompt, as far as RAM has
         snapshots of them, and supply rows to the writes that wait for some.
         """
-        found = (self.cache.get(plan.match.prefix(n)) for n in plan.persist if n)
-        self.write_back.write([snapshot for snapshot in found if snapshot is not None])
+        snapshots = (self.cache.get(plan.match.prefix(n)) for n in plan.persist if n)
+        self.write_back.write([snapshot for snapshot in snapshots if snapshot is not None])
 
     def park(self, seq: LiveSequence) -> None:
         """Empty ``seq`` after a snapshot of its end if that is worth it."""

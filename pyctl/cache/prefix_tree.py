@@ -175,24 +175,24 @@ class PrefixTree(Generic[K]):
 
         ``matches`` holds for no snapshot below one for which it does not.
         """
-        found: list[K] = []
+        keys: list[K] = []
         waiting = list(self._roots)
         while waiting:
             node = waiting.pop()
             if matches(node.key):
-                found.append(node.key)
+                keys.append(node.key)
                 waiting += node.children
-        return found
+        return keys
 
     def through(self, segment: Any) -> list[TreeNode[K]]:
         """Return the snapshots that need a segment."""
-        found: list[TreeNode[K]] = []
+        nodes: list[TreeNode[K]] = []
         waiting = [segment] if segment in self._links else []
         while waiting:
-            at = waiting.pop()
-            found += self._ending_in.get(at, ())
-            waiting += self._links[at].children
-        return found
+            current = waiting.pop()
+            nodes += self._ending_in.get(current, ())
+            waiting += self._links[current].children
+        return nodes
 
     def expected_resumes(self) -> dict[Any, float]:
         """Return for each segment the prompts expected at all snapshots that need it."""
@@ -250,13 +250,13 @@ class PrefixTree(Generic[K]):
         segment = node.segment
         last = node.n
         while segment is not None:
-            found = [
+            children = [
                 other
                 for other in self._ending_in.get(segment, ())
                 if other.n <= last and other.n < node.n
             ]
-            if found:
-                return max(found, key=lambda other: other.n)
+            if children:
+                return max(children, key=lambda other: other.n)
             link = self._links[segment]
             segment = link.parent
             last = link.last

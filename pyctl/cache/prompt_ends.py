@@ -56,7 +56,7 @@ class PromptEnds:
         return [end for end in self if segment in end.chain]
 
     def may_add(self, n_bytes: int, *, is_wanted: bool) -> bool:
-        """Return whether a prompt end that adds ``n_bytes`` can stay. Unless it ``is_wanted``, it
+        """Return whether a prompt end that adds ``n_bytes`` can stay. Unless it ``is_router``, it
         evicts only other prompt ends.
         """
         if self._n_slots <= 0:
@@ -71,7 +71,7 @@ class PromptEnds:
         """
         if not self._pool.is_whole(snapshot):
             raise ValueError("the snapshot builds on rows that were dropped")
-        self._pool.retain(snapshot)
+        self._pool.add_reference(snapshot)
         older = self._ends.get(snapshot.prefix)
         if older is not None:
             self.drop(older)

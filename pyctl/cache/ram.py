@@ -54,7 +54,7 @@ class RamCache:
         budget: The bytes and slots, and who pays for more.
         policy: The order of eviction.
         evictor: The evictions by this policy.
-        ends: The snapshots at the very ends of prompts.
+        prompt_ends: The snapshots at the very ends of prompts.
         held: The segments whose rows the device holds.
         n_refused: Snapshots that were refused since the start, being too large.
     """
@@ -90,9 +90,9 @@ class RamCache:
             index.tree, index.pool.n_freed, lambda: index.turn, self.costs, half_life=HALF_TURNS
         )
         self.evictor = Evictor(index, self.budget, self.policy)
-        self.ends = PromptEnds(index.pool, index.locks, self.budget)
-        self.held = HeldSegments(index, self.budget, self.policy, self.ends, self.evictor)
-        self.budget.payers = (self.ends, self.held, self.evictor)
+        self.prompt_ends = PromptEnds(index.pool, index.locks, self.budget)
+        self.held = HeldSegments(index, self.budget, self.policy, self.prompt_ends, self.evictor)
+        self.budget.payers = (self.prompt_ends, self.held, self.evictor)
         self.n_refused = 0
         self._quiet_until = 0.0
 
@@ -130,10 +130,10 @@ class RamCache:
         """Return the snapshots that hold a prefix of ``prompt`` of at most ``limit`` tokens,
         deepest first.
         """
-        found = self.tree.matching(
+        matching = self.tree.matching(
             lambda snapshot: snapshot.n <= limit and prompt.shared(snapshot) == snapshot.n
         )
-        return sorted(found, key=lambda snapshot: -snapshot.n)
+        return sorted(matching, key=lambda snapshot: -snapshot.n)
 
     def overlap(self, prompt: PromptMatch) -> tuple[Snapshot | None, int]:
         """Return the snapshot that shares the most leading tokens with ``prompt``, and their
@@ -159,8 +159,8 @@ class RamCache:
         """Count a hit of ``snapshot``, but not of its ancestors."""
         snapshot.hits += 1
         snapshot.used = time.monotonic()
-        if (kept := self.get(snapshot.prefix)) is not None:
-            self.tree.touch(kept, self.turn)
+        if (existing := self.get(snapshot.prefix)) is not None:
+            self.tree.touch(existing, self.turn)
 
     # -- change
     # ----------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ class RamCache:
         state = snapshot.state
         if not self.may_add(snapshot.prefix, state.own_bytes, snapshot.segment, state.shared):
             return False
-        self.pool.retain(snapshot)
+        self.pool.add_reference(snapshot)
         if self.budget.n_free_slots <= 0:
             self.evictor.free_slot()
         turn = snapshot.facts.turn
@@ -222,13 +222,13 @@ class RamCache:
         """Remove a snapshot, such as one that failed to restore."""
         if self.get(snapshot.prefix) is snapshot:
             self.index.remove(snapshot)
-        self.ends.drop(snapshot)
+        self.prompt_ends.drop(snapshot)
 
-    def retain(self, snapshot: Snapshot) -> None:
+    def protect(self, snapshot: Snapshot) -> None:
         """Keep the bytes of ``snapshot`` until `release`, beyond the budget if necessary; no lookup
         finds it.
         """
-        self.pool.retain(snapshot)
+        self.pool.add_reference(snapshot)
         self.retained.append(snapshot)
         self.budget.make_room()
 
@@ -241,7 +241,7 @@ class RamCache:
         """Drop everything, pinned snapshots only with ``pinned``; return how many snapshots
         went.
         """
-        self.ends.clear()
+        self.prompt_ends.clear()
         if pinned:
             self.pinned.clear()
         going = [each for each in self.snapshots() if each not in self.pinned]
@@ -255,7 +255,9 @@ class RamCache:
         Return False if there is none, or if the budget has no room for all of it and the others
         that have to stay.
         """
-        snapshot = next((each for each in self.snapshots() if each.prefix.name == name), None)
+        snapshot = next(
+            (candidate for candidate in self.snapshots() if candidate.prefix.name == name), None
+        )
         if snapshot is None:
             return False
         if not pinned:
@@ -268,17 +270,17 @@ class RamCache:
         self.pinned.add(snapshot)
         return True
 
-    def evict_bytes(self, n_bytes: int, worth: float) -> bool:
-        """Evict snapshots of less than ``worth``, seconds per byte, until ``n_bytes`` are free, for
+    def evict_bytes(self, n_bytes: int, value: float) -> bool:
+        """Evict snapshots of less than ``value``, seconds per byte, until ``n_bytes`` are free, for
         another cache of the same budget; return whether any was evicted. Prompt ends go first.
         """
         n_before = self.n_bytes
         n_after = n_before - n_bytes
         self.index.turn = self.budget.shared.turn
-        for end in list(self.ends):
+        for end in list(self.prompt_ends):
             if self.n_bytes > n_after and end not in self.locks:
-                self.ends.drop(end)
-        self.evictor.evict_below(worth, n_after)
+                self.prompt_ends.drop(end)
+        self.evictor.evict_below(value, n_after)
         return self.n_bytes < n_before
 
     # -- inside
@@ -299,7 +301,11 @@ class RamCache:
         fixed = self.index.fixed()
         if not fixed and self._frees(n_bytes + self.pool.n_new(segment, blocks)):
             return True
-        staying = [each for each in (*self.ends, *self.snapshots()) if each in self.locks]
+        staying = [
+            snapshot
+            for snapshot in (*self.prompt_ends, *self.snapshots())
+            if snapshot in self.locks
+        ]
         n_bytes += self.pool.n_needed(fixed, staying, segment, blocks)
         elsewhere = self.budget.fixed_by_others
         if n_bytes <= limit - elsewhere:
@@ -329,7 +335,11 @@ class RamCache:
         The loop ends as soon as it has enough, so it mostly looks at one snapshot.
         """
         room = self.budget.room(n_bytes)
-        others = (each for each in (*self.ends, *self.snapshots()) if each not in self.locks)
-        while room < 0 and (each := next(others, None)) is not None:
-            room += each.state.own_bytes
+        others = (
+            snapshot
+            for snapshot in (*self.prompt_ends, *self.snapshots())
+            if snapshot not in self.locks
+        )
+        while room < 0 and (snapshot := next(others, None)) is not None:
+            room += snapshot.state.own_bytes
         return room >= 0

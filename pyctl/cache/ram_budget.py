@@ -21,8 +21,8 @@ class EvictableCache(Protocol):
         snapshots'.
         """
 
-    def evict_bytes(self, n_bytes: int, worth: float) -> bool:
-        """Evict snapshots below ``worth``, seconds per byte, until ``n_bytes`` are free; return
+    def evict_bytes(self, n_bytes: int, value: float) -> bool:
+        """Evict snapshots below ``value``, seconds per byte, until ``n_bytes`` are free; return
         whether any was evicted.
 
         Waits for the engine of an unloaded model, which is idle. The engine of a loaded model may
@@ -63,18 +63,18 @@ class RamBudget:
 
     def used_by_others(self, cache: object) -> int:
         """Return the bytes of all caches but ``cache``."""
-        return sum(each.n_bytes for each in self._others(cache))
+        return sum(other.n_bytes for other in self._others(cache))
 
     def fixed_by_others(self, cache: object) -> int:
         """Return the bytes that the other caches cannot evict now."""
-        return sum(each.n_fixed for each in self._others(cache))
+        return sum(other.n_fixed for other in self._others(cache))
 
-    def take(self, cache: object, n_bytes: int, worth: float) -> bool:
-        """Evict ``n_bytes`` of snapshots below ``worth``, seconds per byte, from the largest other
+    def take(self, cache: object, n_bytes: int, value: float) -> bool:
+        """Evict ``n_bytes`` of snapshots below ``value``, seconds per byte, from the largest other
         cache that has any; return whether any was evicted.
         """
-        others = sorted(self._others(cache), key=lambda each: -each.n_bytes)
-        return any(each.evict_bytes(n_bytes, worth) for each in others if each.n_bytes)
+        others = sorted(self._others(cache), key=lambda other: -other.n_bytes)
+        return any(other.evict_bytes(n_bytes, value) for other in others if other.n_bytes)
 
     def _others(self, cache: object) -> list[EvictableCache]:
         with self._lock:

@@ -12,42 +12,42 @@ import numpy as np
 from pyctl.prompt import Prompt, Tokens, common_prefix
 from pyctl.settings.limit import limit
 
-__all__ = ["Nearest", "Recent", "RecentMatches", "RecentPrompts", "last_boundary"]
+__all__ = ["ClosestPrompt", "RecentMatches", "RecentPrompt", "RecentPrompts", "last_boundary"]
 
 
 @dataclass(frozen=True, eq=False)
-class Recent:
+class RecentPrompt:
     """A recent prompt.
 
     Attributes:
         prompt: The prompt.
-        left: How many boundaries before the end of the prompt nearest to it, it left that one; 0 if
-            unknown.
+        boundaries_remaining: How many boundaries before the end of the prompt nearest to it, it
+            left that one; 0 if unknown.
         for_disk: Whether its request wanted it on disk. Otherwise it is never saved, and no policy
             compares with it.
     """
 
     prompt: Prompt
-    left: int = 0
+    boundaries_remaining: int = 0
     for_disk: bool = True
 
 
 @dataclass(frozen=True)
-class Nearest:
+class ClosestPrompt:
     """The recent prompt that shares the most with a new one.
 
     Attributes:
         recent: The recent prompt.
         common: The number of leading tokens that both have.
-        safe: The last boundary of the new prompt within ``common``.
-        left: How many boundaries before the recent prompt's end the new one leaves it, 0 if it has
-            no boundary to count.
+        aligned_len: The last boundary of the new prompt within ``common``.
+        boundaries_remaining: How many boundaries before the recent prompt's end the new one leaves
+            it, 0 if it has no boundary to count.
     """
 
-    recent: Recent
+    recent: RecentPrompt
     common: int
-    safe: int
-    left: int
+    aligned_len: int
+    boundaries_remaining: int
 
     @property
     def is_continued(self) -> bool:
@@ -66,7 +66,7 @@ class RecentMatches:
     """
 
     prompt: Prompt
-    recent: Sequence[Recent] = ()
+    recent: Sequence[RecentPrompt] = ()
     shared: Sequence[int] = ()
 
     @property
@@ -78,14 +78,14 @@ class RecentMatches:
             for each, n_shared in zip(self.recent, self.shared, strict=True)
         )
 
-    def nearest(self, window: int | None = None, for_disk: bool = False) -> Nearest | None:
+    def closest(self, window: int | None = None, for_disk: bool = False) -> ClosestPrompt | None:
         """Return the recent prompt that shares the most, the newest of equals; None if nothing is
         shared.
 
         Only the newest ``window`` count, and with ``for_disk`` only those that may be on disk.
         """
         pairs = zip(self.recent, self.shared, strict=True)
-        best: Recent | None = None
+        best: RecentPrompt | None = None
         common = 0
         for recent, n in islice(
             (pair for pair in pairs if pair[0].for_disk or not for_disk), window
@@ -95,14 +95,14 @@ class RecentMatches:
                 common = n
         if best is None:
             return None
-        safe = last_boundary(self.prompt, common)
+        aligned_len = last_boundary(self.prompt, common)
         boundaries = best.prompt.boundaries
-        left = (
-            len(boundaries) - bisect.bisect_left(boundaries, safe)
+        boundaries_remaining = (
+            len(boundaries) - bisect.bisect_left(boundaries, aligned_len)
             if boundaries
             else int(common == len(best.prompt))
         )
-        return Nearest(best, common, safe, left)
+        return ClosestPrompt(best, common, aligned_len, boundaries_remaining)
 
 
 def last_boundary(prompt: Prompt, n: int) -> int:
@@ -111,8 +111,8 @@ def last_boundary(prompt: Prompt, n: int) -> int:
     """
     if not prompt.boundaries:
         return n
-    at = bisect.bisect_right(prompt.boundaries, n)
-    return prompt.boundaries[at - 1] if at else 0
+    n_before = bisect.bisect_right(prompt.boundaries, n)
+    return prompt.boundaries[n_before - 1] if n_before else 0
 
 
 _BOUNDARY_BYTES = 36
@@ -139,7 +139,7 @@ class RecentPrompts:
         self._capacity = capacity
         self._max_tokens = max_tokens
         self.listener: Callable[[Tokens], None] | None = None
-        self._recent: tuple[Recent, ...] = ()
+        self._recent: tuple[RecentPrompt, ...] = ()
         # What newer prompts share with older ones is known since they came; most comparisons follow
         # from it.
         self._all_places = frozenset(range(capacity + 1))
@@ -158,7 +158,7 @@ class RecentPrompts:
             for prompt in prompts
         )
 
-    def newest_first(self) -> tuple[Recent, ...]:
+    def newest_first(self) -> tuple[RecentPrompt, ...]:
         """Return every remembered prompt."""
         return self._recent
 
@@ -194,44 +194,50 @@ class RecentPrompts:
         """
         if matches is None or matches.recent is not self._recent:
             matches = self.compare(prompt)
-        nearest = matches.nearest(for_disk=for_disk)
+        nearest = matches.closest(for_disk=for_disk)
         going = set()
-        for other in (nearest, matches.nearest()):
+        for other in (nearest, matches.closest()):
             if other is not None and other.is_continued and (for_disk or not other.recent.for_disk):
                 going.add(other.recent)
         if prompt.pictures:  # whose files are large, and which are compared by their tokens
             prompt = replace(prompt, pictures=())
-        self._insert(Recent(prompt, nearest.left if nearest else 0, for_disk), matches, going)
+        self._insert(
+            RecentPrompt(prompt, nearest.boundaries_remaining if nearest else 0, for_disk),
+            matches,
+            going,
+        )
         if self.listener is not None and is_heard:
             self.listener(prompt.tokens)
 
-    def load(self, newest_first: Iterable[Recent]) -> None:
+    def load(self, newest_first: Iterable[RecentPrompt]) -> None:
         """Start with ``newest_first``, as far as there is room."""
         self._recent = self._places = ()
-        kept: list[Recent] = []
+        loaded: list[RecentPrompt] = []
         n_tokens = 0
         for recent in islice(newest_first, self._capacity):
             n_tokens += len(recent.prompt)
             if n_tokens > self._max_tokens:
                 break
-            kept.append(recent)
-        for recent in reversed(kept):
+            loaded.append(recent)
+        for recent in reversed(loaded):
             self._insert(recent, self.compare(recent.prompt), set())
 
-    def _insert(self, recent: Recent, matches: RecentMatches, going: set[Recent]) -> None:
+    def _insert(
+        self, recent: RecentPrompt, matches: RecentMatches, going: set[RecentPrompt]
+    ) -> None:
         free = min(self._all_places - set(self._places))
         self._shared[free, list(self._places)] = matches.shared
-        kept: list[tuple[Recent, int]] = []
+        still_recent: list[tuple[RecentPrompt, int]] = []
         n_tokens = 0
         for one, place in [(recent, free), *zip(self._recent, self._places, strict=True)]:
             if one in going:
                 continue
             n_tokens += len(one.prompt)
-            if n_tokens > self._max_tokens or len(kept) == self._capacity:
+            if n_tokens > self._max_tokens or len(still_recent) == self._capacity:
                 break
-            kept.append((one, place))
-        self._recent = tuple(one for one, _ in kept)
-        self._places = tuple(place for _, place in kept)
+            still_recent.append((one, place))
+        self._recent = tuple(one for one, _ in still_recent)
+        self._places = tuple(place for _, place in still_recent)
 
 
 def _common_from(n: int, a: Tokens, b: Tokens) -> int:

@@ -68,11 +68,11 @@ class Restorer:
         is_sent_ahead = request.background and request.after is None
         finder = ResumeCandidates(
             lookup.match,
-            lookup.ends,
+            lookup.batch_ends,
             seq,
             self._memory.shape,
             exact=self._exact or is_sent_ahead,
-            in_blocks=not request.sees_texts,
+            in_blocks=not request.may_read_prompts,
         )
         candidates = finder.find(self._cache, may_end=not request.background)
         return replace(lookup, candidates=candidates, finder=finder)
@@ -127,7 +127,7 @@ class Restorer:
             raise
         finally:
             seq.n_expected = 0
-        seq.resume(lookup.match.tokens[: candidate.n], lookup.ends, candidate.snapshot)
+        seq.resume(lookup.match.tokens[: candidate.n], lookup.batch_ends, candidate.snapshot)
         self._device.counts.returned += n_ready
         return True
 
@@ -142,9 +142,9 @@ class Restorer:
         snapshot = candidate.snapshot
         if snapshot is None:
             return 0
-        if candidate.keep < seq.n:
-            self._memory.rewind(seq.id, candidate.keep)
-            seq.truncate(candidate.keep)
+        if candidate.n_kept < seq.n:
+            self._memory.rewind(seq.id, candidate.n_kept)
+            seq.truncate(candidate.n_kept)
         return self._device.make_cells(snapshot, seq.n, candidate.n, lookup.snapshots, make_room)
 
     def _give_up(
@@ -176,8 +176,8 @@ class Restorer:
         is_in_ram = yield from candidate.enter(seq)
         if not is_in_ram:
             return ()
-        self._device.hold(snapshot, seq)
-        self._cache.ends.touch(snapshot)
+        self._device.hold_rows(snapshot, seq)
+        self._cache.prompt_ends.touch(snapshot)
         # With the end of a prompt the snapshot before it was of use; the end itself is never
         # written.
         for used in (snapshot, *lookup.snapshots):
@@ -270,7 +270,10 @@ class Chooser:
         def from_disk(n: int) -> float:
             return costs.read(sizes.n_bytes(n, n_base)) + from_ram(n, 0)
 
-        in_memory = {each.n: from_ram(each.n, each.keep) for each in self._lookup.candidates}
+        in_memory = {
+            candidate.n: from_ram(candidate.n, candidate.n_kept)
+            for candidate in self._lookup.candidates
+        }
         on_disk = {prefix: from_disk(prefix.n) for prefix in self._stored}
         cold = costs.evaluate(0, n_prompt)
         limit = min([*in_memory.values(), *on_disk.values(), cold]) + SAME_SECONDS
@@ -289,8 +292,8 @@ class Chooser:
         )
         if arrival is None:
             return None
-        found = self._lookup.finder.from_snapshot("disk", arrival.snapshot)
-        usable = found.now(seq) if found is not None else None
+        candidate = self._lookup.finder.from_snapshot("disk", arrival.snapshot)
+        usable = candidate.now(seq) if candidate is not None else None
         if usable is None:
             arrival.cancel()
             self._device.release_rejected(arrival.snapshot)
@@ -298,7 +301,7 @@ class Chooser:
         return ArrivingCandidate(
             usable.origin,
             usable.n,
-            usable.keep,
+            usable.n_kept,
             usable.snapshot,
             arrival=arrival,
             disk=self._disk,
@@ -319,10 +322,10 @@ class Chooser:
         nearest, n_shared = self._cache.overlap(match)
         if nearest is None:
             return
-        n = nearest.n_same_batches(self._lookup.ends, n_shared)
+        n = nearest.n_same_batches(self._lookup.batch_ends, n_shared)
         if n:
             self._base = Snapshot(match.prefix(n), nearest.segment_at(n), State())
-            self._cache.retain(self._base)
+            self._cache.protect(self._base)
 
     def _release_base(self) -> None:
         if self._base is not None:

@@ -19,15 +19,15 @@ class ResumePoints:
     window: int = 0
     step: int = 1
 
-    def allow(self, n: int) -> bool:
+    def contains(self, n: int) -> bool:
         """Return whether a sequence of ``n`` tokens may be saved and resumed."""
         return n <= self.window or (self.step > 0 and (n - self.window) % self.step == 0)
 
-    def among(self, ends: Sequence[int]) -> list[int]:
+    def filter(self, ends: Sequence[int]) -> list[int]:
         """Return the batch ``ends`` at which a sequence may be saved."""
-        return [end for end in ends if self.allow(end)]
+        return [end for end in ends if self.contains(end)]
 
-    def added_to(self, ends: list[int]) -> list[int]:
+    def add_to(self, ends: list[int]) -> list[int]:
         """Return batch ``ends`` with an additional end at each resume point after the window, where
         a batch would seldom end by chance.
         """

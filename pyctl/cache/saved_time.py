@@ -59,16 +59,16 @@ class PrefillSpeed:
         self._is_measured = known > 0
 
     @property
-    def value(self) -> float:
+    def tokens_per_second(self) -> float:
         """Tokens per second; 0 before the first measurement."""
         return self._tokens / self._seconds if self._seconds > 0 else 0.0
 
     @property
     def measured(self) -> float:
         """The value, or 0 while all requests were too short to measure it."""
-        return self.value if self._is_measured else 0.0
+        return self.tokens_per_second if self._is_measured else 0.0
 
-    def note(self, n_tokens: int, seconds: float) -> None:
+    def record(self, n_tokens: int, seconds: float) -> None:
         """Record ``n_tokens`` of one prompt, evaluated in ``seconds`` with nothing else on the
         device.
 
@@ -106,15 +106,15 @@ class SavedTime:
     def count(self, stats: RequestStats, prompt_ms: float, *, is_alone: bool) -> float:
         """Count one request whose prompt took ``prompt_ms``; return the seconds that it saved.
 
-        ``is_alone``: no other request ran before its first token.
+        ``wraps_each_call``: no other request ran before its first token.
         """
         around = (stats.lookup_ms + stats.restore_ms) / 1e3
         evaluating = prompt_ms / 1e3 - around
         if is_alone:
-            self._speed.note(stats.n_evaluated, evaluating)
+            self._speed.record(stats.n_evaluated, evaluating)
         if not stats.n_cached:
             return 0.0
-        speed = self._speed.value
+        speed = self._speed.tokens_per_second
         if is_alone and stats.n_evaluated >= MIN_TOKENS and evaluating > 0:
             speed = stats.n_evaluated / evaluating
         seconds = max(stats.n_cached / speed - around, 0.0) if speed > 0 else 0.0

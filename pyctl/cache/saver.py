@@ -51,7 +51,7 @@ class Saver:
     def save(self, seq: LiveSequence, plan: CachePlan, stats: RequestStats) -> None:
         """Save a snapshot at the end of ``seq``, a prefix of ``plan.match``."""
         with stats.timed("save_ms"):
-            if not self._memory.shape.resume_points.allow(seq.n):
+            if not self._memory.shape.resume_points.contains(seq.n):
                 return  # a restore would give other bits
             if self._exact and seq.n_exact != seq.n:
                 return  # a cold run would have evaluated other batches
@@ -102,16 +102,18 @@ class Saver:
             recent = lookup.recent
             if recent is None or not stats.n_evaluated or not self._cache.enabled:
                 return  # no prompt of a client, or nothing new, or no room for anything
-            if not self._memory.shape.resume_points.allow(seq.n):
+            if not self._memory.shape.resume_points.contains(seq.n):
                 return  # a restore would give other bits
-            last_begin = lookup.ends[-2] if len(lookup.ends) > 1 else 0  # of the last batch
+            last_begin = (
+                lookup.batch_ends[-2] if len(lookup.batch_ends) > 1 else 0
+            )  # of the last batch
             exact = seq.n_exact in (last_begin, seq.n) and not seq.shares
             if self._exact and not exact:
                 return  # a cold run would have evaluated other batches
             is_long = seq.n - last_begin >= MIN_END_TOKENS
             is_wanted = n_alike > 0 or is_long or recent.has_whole
             n_bytes = self._memory.state_size(seq.id, (seq.n,))
-            if not self._cache.ends.may_add(n_bytes, is_wanted=is_wanted):
+            if not self._cache.prompt_ends.may_add(n_bytes, is_wanted=is_wanted):
                 return
             try:
                 self._save_end(seq, lookup, output(), exact=exact, is_wanted=is_wanted)
@@ -132,7 +134,7 @@ class Saver:
         end.state = end.state.with_output(output)
         end.exact = exact
         with self._cache.locked(end, *lookup.snapshots):
-            if self._cache.ends.add(end, is_wanted=is_wanted):
+            if self._cache.prompt_ends.add(end, is_wanted=is_wanted):
                 seq.covered = Coverage(end.segment, seq.n)
         self._device.release_rejected(end)
 
@@ -143,16 +145,16 @@ class Saver:
         The snapshot is no entry of the cache, which only counts its bytes until `RamCache.release`,
         and shares rows with it. Rows that the device can hold stay there unless ``frees_cells``.
         """
-        kept = self._take(seq, PromptMatch(seq.tokens).prefix(seq.n), seq.covered.alive())
-        self._cache.retain(kept)
+        suspended = self._take(seq, PromptMatch(seq.tokens).prefix(seq.n), seq.covered.alive())
+        self._cache.protect(suspended)
         try:
             if frees_cells:
-                self._device.to_ram(kept)
+                self._device.to_ram(suspended)
         except (StateError, MemoryError):
-            self._cache.release(kept)
+            self._cache.release(suspended)
             raise
         self._memory.clear(seq.id)
-        return kept
+        return suspended
 
     def resume(self, seq: LiveSequence, kept: Snapshot) -> None:
         """Restore the snapshot ``kept`` of `suspend` into ``seq``, which may have another id now.
@@ -182,7 +184,7 @@ class Saver:
         other, n_shared = self._cache.overlap(match)
         if other is None:
             return covered
-        n_common = other.n_same_batches(seq.ends, min(n_shared, seq.n))
+        n_common = other.n_same_batches(seq.batch_ends, min(n_shared, seq.n))
         if n_common > covered.n:
             covered = seq.covered = Coverage(other.segment_at(n_common), n_common)
         return covered
@@ -193,4 +195,4 @@ class Saver:
         """
         if self._memory.shape.is_pool or self._write_back.wants(snapshot):
             new = [segment for segment in snapshot.chain if segment.start >= first]
-            self._device.copies.copy_spare(*new)
+            self._device.copies.copy_within_headroom(*new)

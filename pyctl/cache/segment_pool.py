@@ -56,7 +56,7 @@ class SegmentPool:
             segment = segment.parent
         return n_bytes
 
-    def retain(self, snapshot: Snapshot) -> None:
+    def add_reference(self, snapshot: Snapshot) -> None:
         """Count ``snapshot`` as a user of its segments and of the blocks of its window."""
         self.n_bytes += snapshot.state.own_bytes
         for block in snapshot.state.shared:
@@ -158,9 +158,9 @@ class SegmentPool:
         counted: dict[Segment, int] = {}
         for snapshot in fixed:
             for link in snapshot.chain:
-                counted[link] = link.n_bytes + link.only_held_bytes
-        for at in (segment, *(snapshot.segment for snapshot in staying)):
-            above = at
+                counted[link] = link.n_bytes + link.device_only_bytes
+        for deepest in (segment, *(snapshot.segment for snapshot in staying)):
+            above = deepest
             while above is not None and above not in counted:
                 counted[above] = above.n_bytes - (
                     int(above.rows.nbytes) if above.held is not None else 0

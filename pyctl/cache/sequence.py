@@ -28,7 +28,7 @@ class Coverage(NamedTuple):
     segment: Segment | None = None
     n: int = 0
 
-    def within(self, n: int) -> Coverage:
+    def clip(self, n: int) -> Coverage:
         """Return the coverage of the first ``n`` tokens."""
         return Coverage(self.segment, min(self.n, n))
 
@@ -53,7 +53,7 @@ class LiveSequence:
         id: The sequence id of llama.cpp.
         capacity: The maximum number of tokens.
         n: The number of evaluated tokens.
-        ends: The batch ends of the exact part, whose batches a cold run would also evaluate.
+        batch_ends: The batch ends of the exact part, whose batches a cold run would also evaluate.
         reply_spans: The ranges of positions whose tokens it generated. A reply could have ended
             anywhere within them.
         facts: The facts of its prompt.
@@ -70,7 +70,7 @@ class LiveSequence:
     id: int
     capacity: int
     n: int = 0
-    ends: list[int] = field(default_factory=list)
+    batch_ends: list[int] = field(default_factory=list)
     reply_spans: ReplySpans = ()
     facts: PromptFacts = UNASKED
     covered: Coverage = NOT_SAVED
@@ -85,7 +85,7 @@ class LiveSequence:
     @property
     def n_exact(self) -> int:
         """The number of leading tokens from batches that a cold run would evaluate."""
-        return self.ends[-1] if self.ends else 0
+        return self.batch_ends[-1] if self.batch_ends else 0
 
     @property
     def n_prompt(self) -> int:
@@ -108,14 +108,14 @@ class LiveSequence:
         """Return how many of the first ``limit`` rows came from the batches that end at
         ``batch_ends``.
         """
-        return last_common_end(batch_ends, self.ends, limit)
+        return last_common_end(batch_ends, self.batch_ends, limit)
 
     def append(self, tokens: Tokens, *, exact: bool) -> None:
         """Record that ``tokens`` of a prompt, shape (n,), were evaluated at the end; ``exact`` if a
         cold run would evaluate the same batch.
         """
         if exact and not self.shares and self.n_exact == self.n:
-            self.ends.append(self.n + int(tokens.size))
+            self.batch_ends.append(self.n + int(tokens.size))
         self._buffer[self.n : self.n + tokens.size] = tokens
         self.n += int(tokens.size)
 
@@ -132,8 +132,8 @@ class LiveSequence:
         """Record that nothing is evaluated from ``n`` on."""
         self.in_image = self.in_image and n == self.n
         self.n = n
-        self.covered = self.covered.within(n)
-        self.ends = [end for end in self.ends if end <= n]
+        self.covered = self.covered.clip(n)
+        self.batch_ends = [end for end in self.batch_ends if end <= n]
         self.reply_spans = clip_reply_spans(self.reply_spans, 0, n)
 
     def resume(
@@ -165,6 +165,6 @@ class LiveSequence:
         self._buffer[: tokens.size] = tokens
         self.in_image = False
         self.n = int(tokens.size)
-        self.ends = [] if self.shares else list(ends)
+        self.batch_ends = [] if self.shares else list(ends)
         self.reply_spans = reply_spans
         self.covered = covered

@@ -159,7 +159,7 @@ class Segment:
         rows: The model's rows in RAM, empty if RAM has none.
         parent: The segment before, None at position 0. It may reach past ``start``: its rows from
             there on belong to another branch.
-        ends: The batch ends in (start, end] that a cold run would also have.
+        batch_ends: The batch ends in (start, end] that a cold run would also have.
         reply_spans: The ranges of positions whose tokens were generated; not in files.
         references: The number of snapshots and segments that need this one. Only the cache that
             counts the bytes changes it.
@@ -174,7 +174,7 @@ class Segment:
     tokens: Tokens
     rows: Block
     parent: Segment | None
-    ends: tuple[int, ...] = ()
+    batch_ends: tuple[int, ...] = ()
     reply_spans: ReplySpans = ()
     references: int = 0
     dropped: bool = False
@@ -197,7 +197,7 @@ class Segment:
         return Rows(self.rows if self.held is None else self.held, self.draft_rows)
 
     @property
-    def only_held_bytes(self) -> int:
+    def device_only_bytes(self) -> int:
         """The bytes that the rows would take in RAM, if only the device has them; else 0."""
         return self.held.n_bytes if self.held is not None and not self.rows.size else 0
 
@@ -255,7 +255,9 @@ class State:
     window: Window | None = None
 
     @classmethod
-    def of(cls, recurrent: Block, draft: Block = NOTHING, window: Window | None = None) -> State:
+    def from_parts(
+        cls, recurrent: Block, draft: Block = NOTHING, window: Window | None = None
+    ) -> State:
         """Return a state of the model's own part, without its ``window``, and the draft model's
         part. An empty block becomes no part.
         """
@@ -377,9 +379,9 @@ class Snapshot:
         """The segments of the chain from the deepest to the first, each with the position up to
         which it counts.
         """
-        return dict(self.links())
+        return dict(self.iter_chain())
 
-    def links(self) -> Iterator[tuple[Segment, int]]:
+    def iter_chain(self) -> Iterator[tuple[Segment, int]]:
         """Yield the pairs of `chain` one after the other.
 
         A parent may reach past the start of its child, and counts only up to there. An ancestor
@@ -405,16 +407,16 @@ class Snapshot:
         raise ValueError(f"{n} is not in (0, {self.n}]")
 
     @property
-    def ends(self) -> list[int]:
+    def batch_ends(self) -> list[int]:
         """The exact batch ends of the whole chain, ascending."""
         stems = reversed(list(self.chain.items()))
-        return [end for segment, last in stems for end in segment.ends if end <= last]
+        return [end for segment, last in stems for end in segment.batch_ends if end <= last]
 
     def n_same_batches(self, batch_ends: Sequence[int], limit: int) -> int:
         """Return how many of the first ``limit`` rows came from the batches that end at
         ``batch_ends``.
         """
-        return last_common_end(batch_ends, self.ends, limit)
+        return last_common_end(batch_ends, self.batch_ends, limit)
 
     @property
     def reply_spans(self) -> ReplySpans:
@@ -446,11 +448,11 @@ class Snapshot:
         """Return the rows [first, last) of the chain in ascending order, from the device where it
         holds them.
         """
-        found = (
+        ranges = (
             (each, max(first, each.start), min(stop, last))
             for each, stop in reversed(self.chain.items())
         )
-        return [(segment.parts, start, end) for segment, start, end in found if start < end]
+        return [(segment.parts, start, end) for segment, start, end in ranges if start < end]
 
 
 def needed_by(snapshots: Iterable[Snapshot]) -> set[Segment]:
@@ -459,7 +461,7 @@ def needed_by(snapshots: Iterable[Snapshot]) -> set[Segment]:
     """
     needed: set[Segment] = set()
     for snapshot in snapshots:
-        for segment, _ in snapshot.links():
+        for segment, _ in snapshot.iter_chain():
             if segment in needed:
                 break  # and so is all before it
             needed.add(segment)
@@ -486,35 +488,35 @@ class PromptMatch:
         """
         if not 0 < n <= self.tokens.size:
             raise ValueError(f"{n} is not a length within {self.tokens.size} tokens")
-        at = bisect_right(self.hashed, n, key=itemgetter(0)) - 1
-        start, running = self.hashed[at]
+        index = bisect_right(self.hashed, n, key=itemgetter(0)) - 1
+        start, running = self.hashed[index]
         if start < n:
             running = running.copy()
             running.update(self._data[4 * start : 4 * n])
-            self.hashed.insert(at + 1, (n, running))
+            self.hashed.insert(index + 1, (n, running))
         return Prefix(running.digest(), n)
 
-    def among(self, names: Container[object], lengths: Iterable[int]) -> list[Prefix]:
+    def find_prefixes(self, names: Container[object], lengths: Iterable[int]) -> list[Prefix]:
         """Return the prefixes of ascending ``lengths`` within (0, len] whose (n, digest) is among
         ``names``, in one pass.
         """
-        found = list[Prefix]()
+        prefixes = list[Prefix]()
         data = self._data
-        at = 0
+        offset = 0
         running = hashlib.blake2b(digest_size=DIGEST_BYTES)
         # called for each of thousands of lengths
         update = running.update
         digest = running.digest
         for n in lengths:
-            update(data[at : 4 * n])
-            at = 4 * n
+            update(data[offset : 4 * n])
+            offset = 4 * n
             if (n, name := digest()) in names:
-                found.append(Prefix(name, n))
-        if at:
+                prefixes.append(Prefix(name, n))
+        if offset:
             self.hashed.insert(
-                bisect_right(self.hashed, at // 4, key=itemgetter(0)), (at // 4, running)
+                bisect_right(self.hashed, offset // 4, key=itemgetter(0)), (offset // 4, running)
             )
-        return found
+        return prefixes
 
     def shared(self, snapshot: Snapshot) -> int:
         """Return how many leading tokens ``snapshot`` shares with the prompt, at most
@@ -529,10 +531,10 @@ class PromptMatch:
         prompt leaves a chain before a segment starts, no token of that segment is compared.
         """
         chain: list[Segment] = []
-        at: Segment | None = segment
-        while at is not None and at not in self._agreed:
-            chain.append(at)
-            at = at.parent
+        ancestor: Segment | None = segment
+        while ancestor is not None and ancestor not in self._agreed:
+            chain.append(ancestor)
+            ancestor = ancestor.parent
         for link in reversed(chain):
             before = self._agreed[link.parent] if link.parent is not None else 0
             if before >= link.start:

@@ -40,7 +40,7 @@ class SnapshotIndex:
         has; return its node.
         """
         self.by_prefix[snapshot.prefix] = snapshot
-        return self.tree.add(snapshot, snapshot.n, snapshot.links(), used, snapshot.hits)
+        return self.tree.add(snapshot, snapshot.n, snapshot.iter_chain(), used, snapshot.hits)
 
     def remove(self, snapshot: Snapshot) -> None:
         """Remove ``snapshot``, and its bytes unless others need them."""

@@ -48,8 +48,8 @@ class WriteBack:
         """
         if self._disk is not None and snapshots:
             self._memory.synchronize()  # the bytes of new snapshots may still be on their way
-            for each in snapshots:
-                self._disk.write(each, is_last=has_last and each is snapshots[-1])
+            for snapshot in snapshots:
+                self._disk.write(snapshot, is_last=has_last and snapshot is snapshots[-1])
         self.flush_copies()
 
     def flush_copies(self) -> None:
@@ -58,7 +58,7 @@ class WriteBack:
         """
         if self._disk is not None and self._disk.awaits_rows:
             self._memory.synchronize()
-            self._disk.supply_rows(self._copies.rows_now)
+            self._disk.supply_rows(self._copies.fetch_rows_now)
             self.trim_backlog()
 
     def wants(self, snapshot: Snapshot) -> bool:
@@ -76,13 +76,13 @@ class WriteBack:
             return True
         if self._disk is not None and self._disk.policy.kind != "off":
             ends = self._cache.conversation_ends()[::-1]
-            self.write([end for end in ends if self._copies.is_large(end)])
+            self.write([end for end in ends if self._copies.exceeds_backlog(end)])
         return False
 
     def trim_backlog(self) -> None:
         """Drop evicted snapshots, the least worth first, while a slow disk leaves too many
         unwritten.
         """
-        while self._disk is not None and self._copies.is_behind():
+        while self._disk is not None and self._copies.is_backlog_full():
             if not self._disk.drop_lowest_value():
                 return

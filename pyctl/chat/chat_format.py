@@ -17,7 +17,7 @@ from pyctl.chat.cached_tokenizer import CachedTokenizer, Tokenizer
 from pyctl.chat.call_formats.bare_call import BareCallParser
 from pyctl.chat.constraint import Constraint, reply_constraint
 from pyctl.chat.dialect import Dialect
-from pyctl.chat.images import ImageReader, shown, split_marked, split_marker
+from pyctl.chat.images import ImageReader, split_marked, split_marker, with_media_markers
 from pyctl.chat.json_object import JsonDict, JsonObject
 from pyctl.chat.messages import unreadable
 from pyctl.chat.reasoning import ReasoningLimit
@@ -152,7 +152,7 @@ class ChatFormat:
             parallel_calls=of_tools.parallel_calls,
         )
 
-    def dialect_of(self, tools: Sequence[object] | None) -> Dialect:
+    def find_dialect(self, tools: Sequence[object] | None) -> Dialect:
         """Return the dialect of a request with these ``tools``."""
         return self.tool_dialect if tools else self.dialect
 
@@ -160,7 +160,7 @@ class ChatFormat:
         """Check and render ``request``. Other faults show only when that part of the answer is
         requested.
         """
-        ordered, remember = self.orders.in_order(request.tools)
+        ordered, remember = self.orders.with_remembered_key_order(request.tools)
         request = replace(request, tools=ordered)
         tools, callables = read_tools(
             request.tools,
@@ -169,7 +169,7 @@ class ChatFormat:
             parse=request.parse_tool_calls,
             has_grammar=request.grammar is not None,
         )
-        dialect = self.dialect_of(tools)
+        dialect = self.find_dialect(tools)
         rendered = dialect.renderer.render(
             request.messages,
             tools=tools,
@@ -200,10 +200,10 @@ class ChatFormat:
         last = messages[-1] if messages and isinstance(messages[-1], dict) else {}
         if last.get("role") not in (None, "system", "developer", "assistant"):
             return self.prepare(request).prompt
-        tools = template_tools(self.orders.in_order(request.tools)[0])
-        dialect = self.dialect_of(tools)
+        tools = template_tools(self.orders.with_remembered_key_order(request.tools)[0])
+        dialect = self.find_dialect(tools)
         one, other = (
-            self.prompt_of(
+            self.tokenize_rendered(
                 dialect.renderer.render(
                     [*messages, *_next(last, text)], tools=tools, variables=request.template_kwargs
                 ),
@@ -230,7 +230,7 @@ class ChatFormat:
             runs += [self._memo.tokenize(str(text)) for text in items] if is_text else [_ids(items)]
         return self._prompt(runs, self.dialect)
 
-    def prompt_of(self, rendered: RenderedChat, dialect: Dialect) -> Prompt:
+    def tokenize_rendered(self, rendered: RenderedChat, dialect: Dialect) -> Prompt:
         """Return the tokens of the text that ``dialect`` rendered, with replayed replies as they
         were sampled.
         """
@@ -299,22 +299,24 @@ class PreparedChat:
         self._request = request
         self.rendered = rendered
         self._tools = tools
-        self.text = shown(rendered.text, rendered.images) if rendered.images else rendered.text
+        self.text = (
+            with_media_markers(rendered.text, rendered.images) if rendered.images else rendered.text
+        )
         self.is_continued = request.continue_final_message is not None
         self.control_texts = dialect.control_texts
-        self.open_reasoning = rendered.open_reasoning if request.reasoning_format == "none" else ""
+        self.open_reasoning = rendered.reasoning_start if request.reasoning_format == "none" else ""
 
     @cached_property
     def prompt(self) -> Prompt:
         """Token ids and boundaries of the prompt; replayed replies have the tokens that were
         sampled.
         """
-        return self._chat.prompt_of(self.rendered, self._dialect)
+        return self._chat.tokenize_rendered(self.rendered, self._dialect)
 
     @property
     def n_tokens(self) -> int:
         """The number of tokens of the prompt as text, replies that could be replayed included."""
-        return len(self._chat.prompt_of(replace(self.rendered, parts=()), self._dialect))
+        return len(self._chat.tokenize_rendered(replace(self.rendered, parts=()), self._dialect))
 
     @cached_property
     def constraint(self) -> Constraint | None:
@@ -352,7 +354,7 @@ class PreparedChat:
             return None
         already_read = ""
         if rendered.reply_part == "reasoning":
-            already_read = rendered.open_reasoning + rendered.prefill
+            already_read = rendered.reasoning_start + rendered.prefill
         return reasoning_limit(
             self._chat.tokenizer,
             tags,
@@ -366,13 +368,13 @@ class PreparedChat:
         """Return the part of the reply that the prompt holds already, as a parser would have read
         it.
         """
-        if not self.rendered.begun:
+        if not self.rendered.reply_prefix:
             return ReplyDelta()
         if self._request.reasoning_format == "none":
-            return ReplyDelta(content=self.rendered.begun)
+            return ReplyDelta(content=self.rendered.reply_prefix)
         content = self.rendered.prefill if self.rendered.reply_part == "content" else ""
         reader = ReasoningSplitter(self._dialect.tags)
-        first = reader.feed(self.rendered.begun.removesuffix(content))
+        first = reader.feed(self.rendered.reply_prefix.removesuffix(content))
         last = reader.finish()
         return ReplyDelta(first.reasoning + last.reasoning, content)
 
@@ -419,7 +421,7 @@ class PreparedChat:
         if rendered.reply_part == "reasoning" and rendered.prefill.strip():
             parser.feed(rendered.prefill)
         # With a schema, JSON in the reply is its content, and no call without tags.
-        forgets_tags = self._dialect.call_format.forgets_tags and self._request.schema is None
+        forgets_tags = self._dialect.call_format.may_omit_tags and self._request.schema is None
         if self._tools is not None and forgets_tags and not echo.content.strip():
             parser = BareCallParser(parser, self._tools)
 
@@ -433,7 +435,11 @@ class PreparedChat:
             header = marks.header(rendered.text, rendered.prefill)
             if header:
                 marks.replay.remember(
-                    message, rendered.place, header, text, self._tokens_of(text, tokens)
+                    message,
+                    rendered.conversation_key,
+                    header,
+                    text,
+                    self._matching_tokens(text, tokens),
                 )
             self._remember_tools()
             if on_reply is not None:
@@ -478,7 +484,7 @@ class PreparedChat:
             return None
         return self._dialect.bound_calls.constraint(tools, part, schema, prefill)
 
-    def _tokens_of(self, text: str, tokens: list[int]) -> Tokens | None:
+    def _matching_tokens(self, text: str, tokens: list[int]) -> Tokens | None:
         """Return ``tokens`` without the tokens of a character that is cut at the end; None if their
         text is another.
         """

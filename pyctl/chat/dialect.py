@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 from pyctl.chat.boundaries import MessageStarts
 from pyctl.chat.cached_tokenizer import Tokenizer
-from pyctl.chat.call_formats import BoundCalls, find_call_format
+from pyctl.chat.call_formats import CallConstraintCache, find_call_format
 from pyctl.chat.json_object import JsonObject
 from pyctl.chat.rendering import Renderer
 from pyctl.chat.replay import Replay
-from pyctl.chat.replay_marks import ReplayMarks
+from pyctl.chat.replay_marks import ReplyPlaceholders
 from pyctl.chat.template import Template
 
 __all__ = ["Dialect"]
@@ -51,10 +51,10 @@ class Dialect:
         self.starts = self.message_starts.ids
         marks = (*self.call_format.control_tokens, *tags)
         self.control_texts = {controls[mark]: mark.encode() for mark in marks if mark in controls}
-        self.bound_calls = BoundCalls(self.call_format, self.tags, controls)
+        self.bound_calls = CallConstraintCache(self.call_format, self.tags, controls)
         starts = [text for text, token in specials.items() if token in self.starts]
         around = self.call_format.around_content
-        remembered = ReplayMarks(
+        remembered = ReplyPlaceholders(
             replay=replay,
             starts=starts,
             tags=tags,
@@ -66,7 +66,7 @@ class Dialect:
             tags=self.tags,
             start_texts=starts,
             variables=kwargs,
-            marks=remembered,
+            placeholders=remembered,
             strip_bos=tokenizer.add_bos,
         )
-        self.marks = self.renderer.marks
+        self.marks = self.renderer.placeholders

@@ -79,7 +79,7 @@ def _children(schema: JsonObject) -> Iterator[Any]:
     yield from (schema[key] for key in ("items", "additionalProperties") if key in schema)
 
 
-def _definition_of(schema: JsonObject) -> str:
+def _definition_name(schema: JsonObject) -> str:
     """Return the name of the definition that ``$ref`` refers to."""
     return str(schema["$ref"]).removeprefix("#/$defs/")
 
@@ -92,7 +92,7 @@ def _references(schema: Any) -> Iterator[str]:
     """Yield the names of the definitions that a schema refers to by itself."""
     if isinstance(schema, dict):
         if "$ref" in schema:
-            yield _definition_of(schema)
+            yield _definition_name(schema)
         for child in _children(schema):
             yield from _references(child)
 
@@ -160,7 +160,7 @@ class _Writer:
         """Return whether ``schema``, whose parts are marked, needs rules."""
         if not isinstance(schema, dict):
             return False
-        if "$ref" in schema and _definition_of(schema) in self._exact:
+        if "$ref" in schema and _definition_name(schema) in self._exact:
             return True
         if any(map(_is_exact, _values(schema))):
             return True
@@ -169,7 +169,7 @@ class _Writer:
     def expression(self, schema: Any) -> str:
         """Return an expression for JSON by ``schema``."""
         if isinstance(schema, dict) and "$ref" in schema:
-            return self._defined(_definition_of(schema))
+            return self._defined(_definition_name(schema))
         if not self._needs_rules(schema):
             return self._json(schema)
         types = schema.get("type", ())
@@ -186,7 +186,7 @@ class _Writer:
             return self._one_of([self._literal(value) for value in schema["enum"]])
         return self._one_of([self._typed(schema, kind) for kind in types])
 
-    def _alone(self, schema: Any) -> JsonDict:
+    def _self_contained(self, schema: Any) -> JsonDict:
         """Return ``schema`` with the definitions that it refers to."""
         if not isinstance(schema, dict):
             return {} if schema else {"anyOf": [False]}
@@ -203,7 +203,7 @@ class _Writer:
         return own
 
     def _json(self, schema: Any) -> str:
-        return self._rules.rule(self._counted(self._as_json(self._alone(schema))))
+        return self._rules.rule(self._counted(self._as_json(self._self_contained(schema))))
 
     def _counted(self, text: str) -> str:
         self._size += len(text)

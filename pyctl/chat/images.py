@@ -19,11 +19,11 @@ __all__ = [
     "BEGIN",
     "MEDIA_MARKER",
     "ImageReader",
+    "image_mark",
     "joined_parts",
-    "mark_of",
-    "shown",
     "split_marked",
     "split_marker",
+    "with_media_markers",
 ]
 
 MEDIA_MARKER = os.environ.get("LLAMA_MEDIA_MARKER") or f"<__media_{secrets.token_urlsafe(24)}__>"
@@ -55,7 +55,7 @@ class ImageReader(Protocol):
         ...
 
 
-def mark_of(image: ImageFile) -> str:
+def image_mark(image: ImageFile) -> str:
     """Return the mark of ``image`` in text, in this process; the same for the same bytes."""
     return f"{BEGIN}{image.digest.hex()}{_END}"
 
@@ -69,7 +69,11 @@ def joined_parts(parts: Sequence[str | ImageFile]) -> str:
     for part in parts:
         is_image = isinstance(part, ImageFile)
         text += (
-            mark_of(part) if isinstance(part, ImageFile) else part if after_image else f"\n{part}"
+            image_mark(part)
+            if isinstance(part, ImageFile)
+            else part
+            if after_image
+            else f"\n{part}"
         )
         after_image = is_image or not text
     return text
@@ -103,7 +107,7 @@ def split_marker(text: str, images: Sequence[ImageFile]) -> list[str | ImageFile
     return pieces
 
 
-def shown(text: str, images: Mapping[str, ImageFile]) -> str:
+def with_media_markers(text: str, images: Mapping[str, ImageFile]) -> str:
     """Return ``text`` with a `MEDIA_MARKER` for each image."""
     if not images:
         return text

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 
-from pyctl.chat.images import joined_parts, mark_of
+from pyctl.chat.images import image_mark, joined_parts
 from pyctl.chat.json_object import JsonDict, JsonObject
 from pyctl.chat.template import TemplateCapabilities
 from pyctl.errors import RequestError
@@ -187,7 +187,7 @@ def _checked_content(content: object, where: str, images: dict[str, ImageFile]) 
     texts: list[str] = []
     for index, part in enumerate(content):
         if isinstance(part, ImageFile):
-            images[mark_of(part)] = part
+            images[image_mark(part)] = part
             parts.append(part)
             continue
         if not isinstance(part, dict):

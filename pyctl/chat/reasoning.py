@@ -12,8 +12,8 @@ __all__ = ["ReasoningLimit"]
 
 @dataclass(frozen=True)
 class ReasoningLimit:
-    """The limit of ``n_tokens`` between the text ``start`` and one of ``ends``; at the limit, the
-    tokens ``forced`` follow.
+    """The limit of ``n_tokens`` between the text ``start`` and one of ``end_texts``; at the limit,
+    the tokens ``forced`` follow.
 
     The block starts where the reply does, after blanks; one that ``recurs`` starts at any
     ``start``, and each has the full limit. ``read`` are tokens of a block that the prompt already
@@ -23,7 +23,7 @@ class ReasoningLimit:
 
     n_tokens: int
     start: str
-    ends: tuple[str, ...]
+    end_texts: tuple[str, ...]
     forced: tuple[int, ...]
     read: tuple[int, ...] = ()
     texts: Mapping[int, bytes] = field(default_factory=dict, hash=False)

@@ -11,7 +11,7 @@ from pyctl.chat.json_object import JsonDict, JsonObject, JsonObjects
 from pyctl.chat.messages import check_messages, fit_messages
 from pyctl.chat.replay import Replay
 from pyctl.chat.replay_log import SampledReply
-from pyctl.chat.replay_marks import Part, ReplayMarks
+from pyctl.chat.replay_marks import Part, ReplyPlaceholders
 from pyctl.chat.reply import ReasoningTags, ReplyPart
 from pyctl.chat.template import Template
 from pyctl.errors import RequestError
@@ -34,21 +34,21 @@ class RenderedChat:
     """A rendered conversation.
 
     ``prefill`` is the part of the reply that the conversation already holds; ``reply_part`` is
-    where the rest starts, and ``open_reasoning`` is what the prompt has written of a reasoning
-    block that the reply is to fill. ``begun`` is all that the prompt has of the reply, from the tag
-    of its reasoning on if there is one. ``parts`` are the text in pieces, with the tokens of
-    replies that are replayed, and empty if there are none. The reply stands at ``place`` of the
-    conversation, empty if no replies are remembered. ``images`` are those in the text, by their
-    marks.
+    where the rest starts, and ``reasoning_start`` is what the prompt has written of a reasoning
+    block that the reply is to fill. ``reply_prefix`` is all that the prompt has of the reply, from
+    the tag of its reasoning on if there is one. ``parts`` are the text in pieces, with the tokens
+    of replies that are replayed, and empty if there are none. The reply stands at
+    ``conversation_key`` of the conversation, empty if no replies are remembered. ``images`` are
+    those in the text, by their marks.
     """
 
     text: str
     prefill: str = ""
     reply_part: ReplyPart = "start"
-    open_reasoning: str = ""
-    begun: str = ""
+    reasoning_start: str = ""
+    reply_prefix: str = ""
     parts: tuple[Part, ...] = ()
-    place: bytes = b""
+    conversation_key: bytes = b""
     images: Mapping[str, ImageFile] = field(default_factory=dict)
 
 
@@ -57,8 +57,8 @@ class Renderer:
     request may override.
 
     ``start_texts`` are the tokens that start a message, as text. ``strip_bos``: BOS is left out,
-    because the tokenizer adds it to every prompt. Replies that ``marks`` remembers are put in as
-    they were sampled.
+    because the tokenizer adds it to every prompt. Replies that ``placeholders`` remembers are put
+    in as they were sampled.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Renderer:
         tags: ReasoningTags,
         start_texts: Sequence[str],
         variables: JsonObject,
-        marks: ReplayMarks,
+        placeholders: ReplyPlaceholders,
         *,
         strip_bos: bool,
     ) -> None:
@@ -80,9 +80,9 @@ class Renderer:
         self._start_texts = start_texts
         self._variables = {"enable_thinking": True, **variables}
         self._bos = template.bos_token if strip_bos else ""
-        self.marks = ReplayMarks(Replay("off"), ())
+        self.placeholders = ReplyPlaceholders(Replay("off"), ())
         if self._has_start(_said("user"), _said("assistant")):
-            self.marks = marks
+            self.placeholders = placeholders
         self._marks_replies = self._has_start(_said("user"))
 
     def render(
@@ -108,7 +108,7 @@ class Renderer:
             if len(checked) > 1 and checked[-2]["role"] == "assistant":
                 raise RequestError("'messages' must not end in two assistant messages")
             continues = continues or "auto"
-        place, attempts, replayed = self.marks.mark(
+        place, attempts, replayed = self.placeholders.insert(
             checked, tools, is_continued=continues is not None
         )
 
@@ -124,12 +124,12 @@ class Renderer:
                 continue  # the template refuses messages that others stand for
             with_replies = self._with_replies(rendered, replayed)
             if with_replies is not None:
-                return replace(with_replies, place=place, images=images)
+                return replace(with_replies, conversation_key=place, images=images)
         rendered = render(checked)
         n_missing = sum(mark not in rendered.text for mark in images)
         if n_missing:
             raise RequestError(f"the chat template leaves out {n_missing} of {len(images)} images")
-        return replace(rendered, place=place, images=images)
+        return replace(rendered, conversation_key=place, images=images)
 
     def _template_variables(self, requested: JsonObject) -> JsonDict:
         """Return the variables of the template, without those that it gets as arguments."""
@@ -146,7 +146,7 @@ class Renderer:
         """Return the conversation with the ``replayed`` replies as they were sampled; None if the
         template does not render their marks in the places of the replies.
         """
-        parts = self.marks.parts(rendered.text, replayed)
+        parts = self.placeholders.parts(rendered.text, replayed)
         if parts is None:
             return None
         texts = [part if isinstance(part, str) else part.text for part in parts]
@@ -174,8 +174,8 @@ class Renderer:
         return RenderedChat(
             text=text,
             reply_part="reasoning",
-            open_reasoning=tag + blanks,
-            begun=tag + blanks,
+            reasoning_start=tag + blanks,
+            reply_prefix=tag + blanks,
         )
 
     def _text(
@@ -225,8 +225,8 @@ class Renderer:
                     text=text + reasoning,
                     prefill=reasoning,
                     reply_part="reasoning",
-                    open_reasoning=open_reasoning,
-                    begun=open_reasoning + reasoning,
+                    reasoning_start=open_reasoning,
+                    reply_prefix=open_reasoning + reasoning,
                 )
         gap = {**last, "content": _GAP}
         text = self._text([*before, gap], tools, variables, False)
@@ -240,7 +240,7 @@ class Renderer:
             text=text + content,
             prefill=content,
             reply_part="content",
-            begun=opened + content,
+            reply_prefix=opened + content,
         )
 
     def _has_start(self, *messages: JsonDict) -> bool:

@@ -20,7 +20,7 @@ from pyctl.chat.replay_log import ReplayLog, SampledReply
 from pyctl.prompt import Tokens
 from pyctl.settings.limit import limit
 
-__all__ = ["DEFAULT_REPLAY_BYTES", "Replay", "places"]
+__all__ = ["DEFAULT_REPLAY_BYTES", "Replay", "conversation_keys"]
 
 DEFAULT_REPLAY_BYTES = limit(
     64 << 20, "replies remembered as sampled", "the oldest are forgotten", "memory", "bytes"
@@ -72,7 +72,7 @@ class Replay:
         self._log = ReplayLog(path, maximum, spend) if path is not None and mode != "off" else None
         if self._log is not None:
             for key, reply in self._log.read():
-                self._keep(key, reply)
+                self._remember(key, reply)
             self._log.shrink()
 
     @property
@@ -89,7 +89,7 @@ class Replay:
         tokens: Tokens | None,
     ) -> None:
         """Keep a reply that means ``message``, an assistant message as OpenAI writes them, at this
-        `places`.
+        `conversation_keys`.
         """
         if self.mode == "off":
             return
@@ -102,7 +102,7 @@ class Replay:
         )
         key = _digest(place + _meaning(message))
         with self._lock:
-            self._keep(key, reply)
+            self._remember(key, reply)
         self._write_soon(key, reply)
 
     def find(self, message: JsonDict, place: bytes) -> SampledReply | None:
@@ -131,7 +131,7 @@ class Replay:
         self._write_soon(key, best)  # it is in use: the file of older replies will go
         return best
 
-    def in_order(self, tools: Any) -> tuple[Any, Callable[[], None]]:
+    def with_remembered_key_order(self, tools: Any) -> tuple[Any, Callable[[], None]]:
         """Return ``tools`` with the keys of all objects in the order that is remembered, and the
         record of that order.
         """
@@ -166,7 +166,7 @@ class Replay:
         with self._lock:
             self._unwritten.remove(reply)
 
-    def _keep(self, key: bytes, reply: SampledReply) -> None:
+    def _remember(self, key: bytes, reply: SampledReply) -> None:
         others = self._replies.pop(key, [])
         identity = (reply.ids, reply.reasoning)
         replies = [other for other in others if (other.ids, other.reasoning) != identity]
@@ -225,7 +225,7 @@ def _meaning(message: JsonDict) -> bytes:
     return _digest(json.dumps([content, calls], sort_keys=True))
 
 
-def places(messages: Sequence[JsonDict], tools: object = None) -> list[bytes]:
+def conversation_keys(messages: Sequence[JsonDict], tools: object = None) -> list[bytes]:
     """Return for each of these checked messages, and for one after them, the key of the
     conversation that precedes it.
 

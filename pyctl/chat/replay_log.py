@@ -69,7 +69,7 @@ class ReplayLog:
         for path in (self._older, self._path):
             try:
                 with os.fdopen(open_regular(path), "rb") as file:
-                    self._note(os.fstat(file.fileno()).st_ino)
+                    self._count_file(os.fstat(file.fileno()).st_ino)
                     for line in file:
                         try:
                             key, reply = _unpacked(line)
@@ -127,7 +127,7 @@ class ReplayLog:
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
                 status = os.fstat(descriptor)
                 if inode(self._path) == status.st_ino:
-                    self._note(status.st_ino)
+                    self._count_file(status.st_ino)
                     if status.st_size + n_bytes <= self._half:
                         return descriptor
                     os.replace(self._path, self._older)
@@ -137,7 +137,7 @@ class ReplayLog:
             # The newer file was full, or another process has put it aside: unlock and try again.
             os.close(descriptor)
 
-    def _note(self, inode: int) -> None:
+    def _count_file(self, inode: int) -> None:
         if inode != self._inode:
             self._inode = inode
             self._fresh.clear()

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from pyctl.chat.json_object import JsonDict
-from pyctl.chat.replay import Replay, places
+from pyctl.chat.replay import Replay, conversation_keys
 from pyctl.chat.replay_log import SampledReply
 
-__all__ = ["Part", "ReplayMarks"]
+__all__ = ["Part", "ReplyPlaceholders"]
 
 Part: TypeAlias = str | SampledReply
 """Text as it was rendered, or a reply as it was sampled."""
@@ -40,7 +40,7 @@ def _as_call(message: JsonDict, marked: JsonDict) -> JsonDict:
     return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
-class ReplayMarks:
+class ReplyPlaceholders:
     """A replacer of messages by the replies that ``replay`` remembers. ``starts`` are the texts of
     the tokens that start a message, ``tags`` are around reasoning, which may follow on the same
     line, and ``around`` are the texts that a template writes around content. ``call_end`` is the
@@ -61,7 +61,7 @@ class ReplayMarks:
         self._starts = starts
         self._tags = tags
 
-    def mark(
+    def insert(
         self, messages: Sequence[JsonDict], tools: object, *, is_continued: bool
     ) -> tuple[bytes, Sequence[list[JsonDict]], Mapping[str, SampledReply]]:
         """Return the place of the reply, the checked messages with a mark for each one that can be
@@ -73,7 +73,7 @@ class ReplayMarks:
         """
         if self.replay.mode == "off" or not self._starts:
             return b"", [], {}
-        keys = places(messages, tools)
+        keys = conversation_keys(messages, tools)
         n_before = len(messages) - is_continued
         marked = list(messages)
         replayed = {}

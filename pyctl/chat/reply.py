@@ -75,7 +75,7 @@ class ReasoningTags:
     is_known: bool = True
 
     @property
-    def ends(self) -> tuple[str, ...]:
+    def end_texts(self) -> tuple[str, ...]:
         """The texts that end reasoning, first the one that ends it when it is cut short."""
         return tuple(dict.fromkeys((self.forced_close or self.close, self.close, *self.interrupts)))
 
@@ -105,17 +105,17 @@ def reasoning_limit(
             tuple(tokenizer.tokenize(text, add_special=False, parse_special=True)) if text else ()
         )
 
-    marks = {token for tag in (tags.open, *tags.ends) for token in ids(tag)}
+    marks = {token for tag in (tags.open, *tags.end_texts) for token in ids(tag)}
     texts = {
         token: tokenizer.piece(token)
         for token in marks
         if not tokenizer.piece(token, special=False)
     }
-    forced = (*ids(message), *ids(tags.ends[0]))
+    forced = (*ids(message), *ids(tags.end_texts[0]))
     return ReasoningLimit(
         n_tokens=n_tokens,
         start=tags.open,
-        ends=tags.ends,
+        end_texts=tags.end_texts,
         forced=forced,
         read=ids(read),
         texts=texts,
@@ -185,19 +185,19 @@ class ReasoningSplitter:
         if self._end_chars.isdisjoint(held):
             self._held = ""
             return ReplyDelta(reasoning=held)
-        at, end = min(
-            ((at, end) for end in self._ends if (at := held.find(end)) >= 0), default=(-1, "")
+        index, end = min(
+            ((index, end) for end in self._ends if (index := held.find(end)) >= 0), default=(-1, "")
         )
-        if at < 0:
+        if index < 0:
             keep = max(overlap(held, end) for end in self._ends)
             self._held = held[len(held) - keep :]
             return ReplyDelta(reasoning=held[: len(held) - keep])
-        rest = held[at + len(tags.close) :].lstrip() if end == tags.close else held[at:]
+        rest = held[index + len(tags.close) :].lstrip() if end == tags.close else held[index:]
         self._held = ""
         self._inside = False
         self._tags = None
         self._trim = not rest
-        return ReplyDelta(reasoning=held[:at], content=rest)
+        return ReplyDelta(reasoning=held[:index], content=rest)
 
 
 class ReplyParser(Protocol):

@@ -62,8 +62,8 @@ def sample_call(
     text unless ``as_object``.
     """
     functions = [
-        {"name": SAMPLE_TOOL, "arguments": each if as_object else json.dumps(each)}
-        for each in arguments
+        {"name": SAMPLE_TOOL, "arguments": argument if as_object else json.dumps(argument)}
+        for argument in arguments
     ]
     calls = [
         {"type": "function", "id": SAMPLE_CALL_ID, "function": function} for function in functions
@@ -122,7 +122,7 @@ class Template:
     @cached_property
     def capabilities(self) -> TemplateCapabilities:
         """The abilities of the template, found by rendering samples."""
-        return TemplateCapabilities.of(self)
+        return TemplateCapabilities.probe(self)
 
     def render(
         self,
@@ -312,7 +312,7 @@ class TemplateCapabilities:
         return min(reversed(self.reasoning_effort), key=lambda word: abs(_SCALE.index(word) - rank))
 
     @classmethod
-    def of(cls, template: Template) -> TemplateCapabilities:
+    def probe(cls, template: Template) -> TemplateCapabilities:
         """Render samples for the capabilities and look at the output."""
         parts = _shows(template, [sample_message("user", _A, as_text=False)], _A, never="'type'")
         text = _shows(template, [sample_message("user", _A)], _A) or not parts

@@ -17,9 +17,9 @@ __all__ = [
     "ALL_TYPES",
     "Tool",
     "Tools",
+    "json_types",
     "read_tools",
     "template_tools",
-    "types_of",
 ]
 
 _DEPTH = 64
@@ -63,7 +63,7 @@ class Tool:
         """Return the JSON types that the schema allows for ``argument``; all for one that it
         lacks.
         """
-        return types_of(self.properties.get(argument, True), self.parameters)
+        return json_types(self.properties.get(argument, True), self.parameters)
 
     def words(self, argument: str) -> list[str | None]:
         """Return the values that may be written for ``argument``, see `_words`."""
@@ -81,7 +81,7 @@ class Tools:
     forced: bool = False
 
     @classmethod
-    def of(cls, tools: JsonObjects, parallel: bool = True, forced: bool = False) -> Tools:
+    def from_request(cls, tools: JsonObjects, parallel: bool = True, forced: bool = False) -> Tools:
         """Read tools of type function in OpenAI's form, each with a name. Raises RequestError for a
         long grammar.
         """
@@ -190,7 +190,7 @@ def read_tools(
         raise RequestError("Cannot use custom grammar constraints with tools.")
     if not parse:
         return listed, None
-    return listed, Tools.of(tools, parallel, forced=mode == "required")
+    return listed, Tools.from_request(tools, parallel, forced=mode == "required")
 
 
 _MODES = {"auto": "auto", "none": "none", "required": "required", "any": "required"}
@@ -209,7 +209,7 @@ def _chosen(choice: object) -> tuple[str, set[str] | None]:
         kinds = "auto, none, required or an object of type function or allowed_tools"
         raise RequestError(f"'tool_choice' must be {kinds}, not {str(kind)[:40]!r}")
     if kind == "function":
-        return "required", {_name_of(choice, "'tool_choice'")}
+        return "required", {_referenced_name(choice, "'tool_choice'")}
     allowed = choice.get("allowed_tools", choice)
     mode = ""
     tools = None
@@ -223,11 +223,11 @@ def _chosen(choice: object) -> tuple[str, set[str] | None]:
         )
     names = set()
     for index, tool in enumerate(tools):
-        names.add(_name_of(tool, f"'tool_choice': tools[{index}]"))
+        names.add(_referenced_name(tool, f"'tool_choice': tools[{index}]"))
     return mode, names
 
 
-def _name_of(tool: object, where: str) -> str:
+def _referenced_name(tool: object, where: str) -> str:
     """Return the name in a reference to a function, nested as in chat completions or flat as in
     Responses.
     """
@@ -242,7 +242,7 @@ def _name_of(tool: object, where: str) -> str:
     return name
 
 
-def types_of(schema: object, root: JsonObject) -> frozenset[str]:
+def json_types(schema: object, root: JsonObject) -> frozenset[str]:
     """Return the JSON types of the values that ``schema`` allows, all if it names none; ``root``
     resolves references.
     """
@@ -323,9 +323,9 @@ def _types(
     elif isinstance(kind, list):
         types &= _named(kind)
     elif isinstance(schema.get("enum"), list):
-        types &= frozenset(_type_of(value) for value in schema["enum"])
+        types &= frozenset(_json_type(value) for value in schema["enum"])
     elif "const" in schema:
-        types &= {_type_of(schema["const"])}
+        types &= {_json_type(schema["const"])}
     elif "properties" in schema:
         types &= {"object"}
     elif "items" in schema or "prefixItems" in schema:
@@ -350,7 +350,7 @@ def _named(kinds: Sequence[Any]) -> frozenset[str]:
     return types
 
 
-def _type_of(value: object) -> str:
+def _json_type(value: object) -> str:
     if value is None:
         return "null"
     for kind, name in (

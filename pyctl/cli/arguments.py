@@ -68,8 +68,8 @@ from pyctl.settings.setting import (
     TOOLS,
     Flag,
     Section,
+    class_flags,
     fill,
-    flags_of,
 )
 from pyctl.terminal import TerminalSettings
 
@@ -247,7 +247,7 @@ _PARTS = {
 OWNERS: tuple[type[Any], ...] = (InfoFlags, *_PARTS.values(), Sampling, Cors, FlagAliases)
 """Every class with settings that flags set, in the order of --help within a section."""
 
-_ALL = (*(pair for owner in OWNERS for pair in flags_of(owner)), *FURTHER)
+_ALL = (*(pair for owner in OWNERS for pair in class_flags(owner)), *FURTHER)
 
 _ORDER = (
     GENERAL,
@@ -300,7 +300,7 @@ def parse_launch(
     program: str, argv: Sequence[str], environ: Mapping[str, str] = os.environ
 ) -> tuple[CommandSettings, LaunchSettings]:
     """Return ``pyctl launch``'s settings: the server's that it may start, and its own; likewise."""
-    own = tuple(flag for _, flag in flags_of(LaunchSettings))
+    own = tuple(flag for _, flag in class_flags(LaunchSettings))
     usage = f"{program} [--url URL | flags of a server] [-- arguments of {program}]"
     parsed = _read("launch", usage, argv, environ, {LAUNCH: own, **_OF_SERVE})
     # The address and the key of a running server.

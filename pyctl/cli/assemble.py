@@ -265,7 +265,7 @@ def _checked(settings: CommandSettings, loaded: Loaded) -> Loaded:
         info = replace(loaded.info, n_ctx=backend.facts.n_ctx, memory=backend.memory_text)
         # Other servers write also what they evaluated together with other sequences.
         mixed = hashlib.blake2b(
-            f"{info.fingerprint} exact{loaded.split}".encode(), digest_size=16
+            f"{info.fingerprint} exact{loaded.split_mode}".encode(), digest_size=16
         ).hexdigest()
         loaded = replace(loaded, info=replace(info, fingerprint=mixed))
     is_usual = backend.memory.shape.resume_points == ANYWHERE and not backend.memory.kv.reason

@@ -160,9 +160,9 @@ def _server_flags(settings: CommandSettings, rest: Sequence[str]) -> tuple[str, 
         context = () if settings.model.n_ctx else ("-c", BUILTIN_CONTEXT)
         return "-m", str(builtin_model()), *context, *server_flags
     # Only now: the import loads llama.cpp.
-    from pyctl.cli.model_paths import found
+    from pyctl.cli.model_paths import resolve_files
 
-    path = Path(found(settings).model.path).expanduser()
+    path = Path(resolve_files(settings).model.path).expanduser()
     if not path.is_file():
         raise ConfigError(f"no model at {path}")
     return "-m", str(path), *server_flags

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from pyctl.cache.cache_settings import DiskSettings, default_directory
 from pyctl.cli.command_parser import CommandParser
 from pyctl.errors import ConfigError
-from pyctl.settings.setting import flags_of
+from pyctl.settings.setting import class_flags
 from pyctl.text import one_line, plain
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ __all__ = ["run_cache"]
 
 MIB = 2**20
 
-DIRECTORY = next(flag for _, flag in flags_of(DiskSettings) if flag.dest == "cache_dir")
+DIRECTORY = next(flag for _, flag in class_flags(DiskSettings) if flag.dest == "cache_dir")
 
 
 def run_cache(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
@@ -218,9 +218,9 @@ def _prune(directory: CacheDirectory, arguments: argparse.Namespace) -> int:
     """
     if arguments.kv_cache_budget < 0:
         raise ConfigError("prune needs --kv-cache-budget MiB, at least 0")
-    from pyctl.disk.directory import users_of
+    from pyctl.disk.directory import find_users
 
-    if users := users_of(directory.path):
+    if users := find_users(directory.path):
         print(
             f"in use by process {', '.join(users)}: its next prompts evaluate the removed prefixes",
             file=sys.stderr,

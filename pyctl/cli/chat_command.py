@@ -17,7 +17,7 @@ from pyctl.mcp.toolbox import ToolBox
 from pyctl.terminal.conversation import ChatBackend
 from pyctl.terminal.interactive import run_chat
 from pyctl.terminal.mcp_calls import OwnTools, ToolSource
-from pyctl.text import reason_of
+from pyctl.text import error_text
 
 __all__ = ["chat"]
 
@@ -54,19 +54,19 @@ def chat_backend(settings: CommandSettings) -> Iterator[ChatBackend]:
             try:
                 remote.name()  # a request to the server
             except UnavailableError as error:
-                raise ConfigError(f"{reason_of(error)}; pyctl serve starts a server") from error
+                raise ConfigError(f"{error_text(error)}; pyctl serve starts a server") from error
             yield remote
         return
     # Only now: a running server needs no engine here.
     from pyctl.cli.assemble import assemble
     from pyctl.cli.defaults import log_cache_dir, with_directory
-    from pyctl.cli.model_paths import found
-    from pyctl.llama.library.extension import losses
+    from pyctl.cli.model_paths import resolve_files
+    from pyctl.llama.library.extension import describe_missing
     from pyctl.terminal.local import LocalBackend
 
-    for line in losses():
+    for line in describe_missing():
         log.warning("%s", line)
-    settings = found(with_directory(settings))
+    settings = resolve_files(with_directory(settings))
     log_cache_dir(settings.disk)
     service = assemble(settings)
     with closing(service.worker):

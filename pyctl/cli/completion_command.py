@@ -82,9 +82,9 @@ def _flags(before: Sequence[str]) -> dict[str, Flag | argparse.Action]:
     from pyctl.cli.arguments import FLAGS
 
     command = before[0]
-    found = dict[str, Flag | argparse.Action]()
+    options = dict[str, Flag | argparse.Action]()
     if command in WITH_SERVE:
-        found |= {
+        options |= {
             name: flag for flags in FLAGS.values() for flag in flags for name in flag.spellings()
         }
     module = (
@@ -93,18 +93,18 @@ def _flags(before: Sequence[str]) -> dict[str, Flag | argparse.Action]:
         else None
     )
     if (make := getattr(module, "_parser", None)) is None:
-        return found
+        return options
     for action in (actions := list((make(os.environ) if command == "cache" else make())._actions)):
         if isinstance(action.choices, dict):  # commands of the command
-            found |= dict.fromkeys(action.choices, action)
+            options |= dict.fromkeys(action.choices, action)
             actions += [
                 own
                 for name in before[1:2]
                 if name in action.choices
                 for own in action.choices[name]._actions
             ]
-        found |= dict.fromkeys(action.option_strings, action)
-    return found
+        options |= dict.fromkeys(action.option_strings, action)
+    return options
 
 
 def _values(flag: Flag | argparse.Action) -> list[str] | None:

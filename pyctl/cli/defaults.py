@@ -59,10 +59,10 @@ def cache_budget(settings: CacheSettings, plan: MemoryPlan | None) -> int | None
         return None if settings.ram_mib < 0 else settings.ram_mib * MIB
     if plan is None or plan.host.free is None:
         return USUAL_RAM
-    return _part_of(plan.host.free - plan.host.usage.total)
+    return _choose_part(plan.host.free - plan.host.usage.total)
 
 
-def _part_of(left: int) -> int:
+def _choose_part(left: int) -> int:
     minimum = min((left - OTHERS_RAM) * 2 // 3, USUAL_RAM)
     return max(left // 2, minimum, MIN_RAM) // MIB * MIB
 
@@ -76,7 +76,7 @@ def with_shared_budget(
     free = free_ram()
     if settings.cache.ram_mib is not None or free is None:
         return settings
-    return replace(settings, cache=replace(settings.cache, ram_mib=_part_of(free) // MIB))
+    return replace(settings, cache=replace(settings.cache, ram_mib=_choose_part(free) // MIB))
 
 
 def with_directory(

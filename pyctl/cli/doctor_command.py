@@ -109,10 +109,10 @@ def _with_fetched(settings: CommandSettings) -> CommandSettings:
     """Add the path of a model that -hf names and that is downloaded already; nothing is fetched."""
     if settings.model.path or not settings.hub.hf_repo:
         return settings
-    from pyctl.cli.model_paths import found
+    from pyctl.cli.model_paths import resolve_files
 
     try:
-        return found(replace(settings, hub=replace(settings.hub, offline=True)))
+        return resolve_files(replace(settings, hub=replace(settings.hub, offline=True)))
     except ConfigError:
         return settings
 
@@ -150,18 +150,18 @@ def _llama_facts(plan: Plan) -> LlamaFacts:
 
     try:
         from pyctl.llama.library.devices import devices, file_head
-        from pyctl.llama.library.extension import library_file, losses
+        from pyctl.llama.library.extension import describe_missing, library_file
     except Exception as error:  # whatever a broken library raises at its import
         return LlamaFacts(error=" ".join(str(error).split()))
 
     def file(path: Path) -> tuple[int, bool]:
         head = file_head(path)
-        end = max((each.first + each.n_bytes for each in head.tensors), default=0)
+        end = max((tensor.first + tensor.n_bytes for tensor in head.tensors), default=0)
         return end, head.has_template or head.kind != "model"
 
     return LlamaFacts(
         gpus=lambda: [device.name for device in devices() if device.is_gpu],
-        losses=lambda: [*filter(None, [unused_choice()]), *losses()],
+        describe_missing=lambda: [*filter(None, [unused_choice()]), *describe_missing()],
         idle_card=unused_card,
         cuda=lambda: cuda_version(library_file("libggml-cuda.so")),
         pin_error=cuda_can_pin,

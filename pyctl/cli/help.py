@@ -86,7 +86,7 @@ def _essentials(command: str, usage: str, sections: Mapping[Section, Iterable[Fl
         f"usage: {usage}",
         "",
         "examples:",
-        *(f"  {each}" for each in _EXAMPLES[command]),
+        *(f"  {example}" for example in _EXAMPLES[command]),
         "",
         "flags:",
     ]

@@ -69,7 +69,7 @@ def run_launch(
     with ExitStack() as stack:
         endpoint = _endpoint(settings, own, flags, stack, find)
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pyctl-launch-")))
-        invocation = invocation_of(name, endpoint, theirs, environ, directory)
+        invocation = build_invocation(name, endpoint, theirs, environ, directory)
         if own.dry_run:
             _show(invocation, program, endpoint, directory)
             return 0
@@ -85,16 +85,16 @@ def _endpoint(
 ) -> Endpoint:
     """Return the server that was named, or runs, or is started and ends with ``stack``."""
     # Only now: --help and mistakes need no HTTP client.
-    from pyctl.cli.launched_server import address_of, find_server, started_server
+    from pyctl.cli.launched_server import find_server, server_address, started_server
 
     key = settings.server.api_keys[0] if settings.server.api_keys else ""
-    url = own.url.removesuffix("/v1") or address_of(settings)
-    found = (find or find_server)(url, key)
-    if found is None and own.url:
+    url = own.url.removesuffix("/v1") or server_address(settings)
+    endpoint = (find or find_server)(url, key)
+    if endpoint is None and own.url:
         raise ConfigError(f"neither pyctl nor llama-server answers at {url}")
-    if found is not None:
+    if endpoint is not None:
         model_path = settings.model.path
-        served = found.model_path
+        served = endpoint.model_path
         if model_path and served and os.path.realpath(model_path) != os.path.realpath(served):
             message = "leave -m out to use it, stop it, or choose another --port"
             raise ConfigError(f"{url} serves {one_line(served)}; {message}")
@@ -112,10 +112,10 @@ def _endpoint(
         if not settings.model.n_ctx:
             print("# the size of the context, 0 below, is known when the server is ready")
         return Endpoint(url, key or NO_KEY, model, settings.model.n_ctx)
-    return found or stack.enter_context(started_server(settings, own, flags, key))
+    return endpoint or stack.enter_context(started_server(settings, own, flags, key))
 
 
-def invocation_of(
+def build_invocation(
     name: str, to: Endpoint, arguments: Sequence[str], environ: Mapping[str, str], directory: Path
 ) -> Invocation:
     """Return the command and environment of the program ``name``; its files are written to

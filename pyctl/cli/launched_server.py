@@ -27,7 +27,7 @@ from pyctl.processes.module_process import end_with_parent
 from pyctl.server.listen import bind
 from pyctl.text import one_line
 
-__all__ = ["address_of", "find_server", "follow", "started_server"]
+__all__ = ["find_server", "follow", "server_address", "started_server"]
 
 STOP_SECONDS = 70.0
 """A server ends within a minute of SIGTERM, all cache writes included."""
@@ -45,7 +45,7 @@ ANSWER_SECONDS = 5.0
 POLL_SECONDS = 0.1
 
 
-def address_of(settings: CommandSettings, port: int | None = None) -> str:
+def server_address(settings: CommandSettings, port: int | None = None) -> str:
     """Return the address where programs on this machine find a server with ``settings``. Raises
     ConfigError for sockets and TLS.
     """
@@ -99,14 +99,14 @@ def started_server(
     """
     port = _port_for(settings, is_typed="--port" in own.server_flags)
     log = user_directory("state", os.environ) / f"launch-{port}.log"
-    url = address_of(settings, port)
+    url = server_address(settings, port)
     print(f"pyctl: starting the server, log: {log}", file=sys.stderr)
     began = time.monotonic()
     with _child([*pyctl_command(), "serve", *flags, "--port", str(port)], log) as process:
         while (server := find_server(url, key)) is None:
             if process.poll() is not None:
                 raise ConfigError(
-                    f"the server ended with exit code {process.returncode}: {_end_of(log)}"
+                    f"the server ended with exit code {process.returncode}: {_log_error(log)}"
                 )
             time.sleep(POLL_SECONDS)
         shown = f"{one_line(server.model)} at {url}, {server.n_ctx:,} tokens of context"
@@ -207,7 +207,7 @@ def _port_for(settings: CommandSettings, *, is_typed: bool) -> int:
     return port
 
 
-def _end_of(log: Path) -> str:
+def _log_error(log: Path) -> str:
     """Return the error that the log ends with, or its last lines, and its path."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     errors = [line for line in lines if line.startswith("pyctl: error: ")]

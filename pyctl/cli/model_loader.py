@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from pyctl.cli.arguments import CommandSettings
 from pyctl.cli.assemble import LoadContext, assemble
-from pyctl.cli.model_paths import check_files, file_states, found
-from pyctl.llama.fit.memory_fit import has_room, wanted_memory
+from pyctl.cli.model_paths import check_files, file_states, resolve_files
+from pyctl.llama.fit.memory_fit import has_room, required_memory
 from pyctl.llama.settings.memory_plan import MemoryPlan
 from pyctl.server.app_state import HttpService
 from pyctl.server.models import Progress
@@ -41,8 +41,8 @@ class ModelLoader:
         """Return whether the files have not changed since the last `load`. Files that cannot be
         read now count as unchanged.
         """
-        found = file_states(self._settings) if self._loaded else []
-        return not found or found == self._loaded
+        files = file_states(self._settings) if self._loaded else []
+        return not files or files == self._loaded
 
     def fits(self) -> bool:
         """Return whether the model has room next to those that are loaded, with the whole context
@@ -58,13 +58,13 @@ class ModelLoader:
         if settings.pool.n_pooled and self._plan is None:
             return False  # a pool takes what it finds
         if self._plan is None:
-            self._plan = wanted_memory(settings.model, settings.drafts, settings.vision)
+            self._plan = required_memory(settings.model, settings.drafts, settings.vision)
         return has_room(self._plan, is_known=self._is_loaded)
 
     def _find(self) -> CommandSettings:
         if not self._is_found:
             alias = self._settings.model.alias
-            settings = found(self._settings)
+            settings = resolve_files(self._settings)
             self._settings = replace(settings, model=replace(settings.model, alias=alias))
             self._is_found = True
         return self._settings

@@ -11,7 +11,7 @@ from pyctl.errors import ConfigError, ModelError
 from pyctl.llama.library.devices import check_gguf, file_head, model_files
 from pyctl.model_files import HubSettings, builtin_model
 
-__all__ = ["check_files", "file_states", "found", "with_model"]
+__all__ = ["check_files", "file_states", "resolve_files", "with_model"]
 
 log = logging.getLogger("pyctl")
 
@@ -21,7 +21,7 @@ BUILTIN_CTX = 65_536
 """Context of the built-in model, whose rows are small."""
 
 
-def found(settings: CommandSettings) -> CommandSettings:
+def resolve_files(settings: CommandSettings) -> CommandSettings:
     """Add the paths of the models that ``settings.hub`` names, which are fetched if need be.
 
     A model that has a path is not fetched; of a repository for drafts, the path is the file's in

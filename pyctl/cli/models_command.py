@@ -27,7 +27,7 @@ def run_models(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
     ConfigError.
     """
     options, rest = _parser().parse_known_args(argv)
-    rows = [_row(*each) for each in _known(rest, environ)]
+    rows = [_row(*model) for model in _iter_models(rest, environ)]
     if options.json:
         print(json.dumps(rows, indent=1))
         return 0
@@ -55,14 +55,14 @@ def _parser() -> CommandParser:
     return parser
 
 
-def _known(
+def _iter_models(
     argv: Sequence[str], environ: Mapping[str, str]
 ) -> Iterator[tuple[str, str, CommandSettings]]:
     """Yield name, origin and settings of each model; ``argv`` are flags of serve."""
     from pyctl.cli.presets import find_models  # only now: --help needs none of it
 
     router = parse_serve(argv, environ).router
-    if cached_files(environ) or router.is_wanted:
+    if cached_files(environ) or router.is_router:
         for preset in find_models(router, argv, environ):
             yield preset.card.name, preset.card.origin, preset.settings
     downloaded = (user_directory("cache", environ) / "models").glob("*/*.gguf")
@@ -76,8 +76,8 @@ def _row(name: str, origin: str, settings: CommandSettings) -> dict[str, Any]:
     file cannot be read.
     """
     from pyctl.cli.doctor_command import planned
-    from pyctl.cli.model_paths import check_files, found
-    from pyctl.llama.fit.memory_fit import has_room, wanted_memory
+    from pyctl.cli.model_paths import check_files, resolve_files
+    from pyctl.llama.fit.memory_fit import has_room, required_memory
     from pyctl.llama.library.devices import model_files
 
     row = {
@@ -90,11 +90,11 @@ def _row(name: str, origin: str, settings: CommandSettings) -> dict[str, Any]:
         "note": "",
     }
     try:
-        settings = found(replace(settings, hub=replace(settings.hub, offline=True)))
+        settings = resolve_files(replace(settings, hub=replace(settings.hub, offline=True)))
         row["path"] = path = settings.model.path
         row["n_bytes"] = sum(file.stat().st_size for file in model_files(Path(path)))
         check_files(settings)
-        plan = wanted_memory(settings.model, settings.drafts, settings.vision)
+        plan = required_memory(settings.model, settings.drafts, settings.vision)
         row["n_ctx_train"] = max(plan.n_ctx_train, plan.n_ctx)
         if not has_room(plan, is_known=False):
             resolved, notes = planned(settings)

@@ -10,7 +10,7 @@ from pyctl.cache.cache_settings import DiskSettings
 from pyctl.cache.disk_policy import DiskPolicy
 from pyctl.chat.cached_tokenizer import readable
 from pyctl.cli.defaults import is_full
-from pyctl.disk.directory import CacheDirectory, note_model
+from pyctl.disk.directory import CacheDirectory, record_model_name
 from pyctl.disk.disk import Disk, WriteLimits
 from pyctl.disk.model_folder import ModelFolder
 from pyctl.disk.reader import StoreReader
@@ -38,7 +38,7 @@ def open_disk(settings: DiskSettings, loaded: Loaded) -> Disk | None:
     try:
         directory = CacheDirectory(path, settings.disk_mib * MIB or None)
         folder = ModelFolder(directory, info.fingerprint, loaded.backend.memory.shape.sizes)
-        note_model(path, info.fingerprint, info.model_alias or info.model_name)
+        record_model_name(path, info.fingerprint, info.model_alias or info.model_name)
     except OSError as error:  # it could be used before the model was loaded
         if is_full(path, error):
             log.warning("no disk cache: no space for %s; the next start tries again", path)
@@ -51,7 +51,7 @@ def open_disk(settings: DiskSettings, loaded: Loaded) -> Disk | None:
     return Disk(
         StoreReader(folder, allocate),
         writer,
-        DiskPolicy.of_server(settings.disk_policy),
+        DiskPolicy.from_flag(settings.disk_policy),
         WriteLimits(settings.min_tokens, settings.cold_max),
         text_of=partial(readable, loaded.tokenizer),
         remote=remote,

@@ -19,7 +19,7 @@ from pyctl.cli.logs import LogSettings
 from pyctl.errors import ConfigError
 from pyctl.mcp import ToolSettings
 from pyctl.model_files import SPLIT_NAME, is_model_file
-from pyctl.model_files.hub_cache import cached_files, choose, newest
+from pyctl.model_files.hub_cache import cached_files, choose, main_revision
 from pyctl.server.models import ModelCard
 from pyctl.server.server_settings import Cors, ListenSettings, RouterSettings, ServerSettings
 from pyctl.settings.convert import INT32_MAX, TRUE_WORDS, Convert, number, on_off
@@ -213,11 +213,11 @@ def models_in(directory: Path) -> dict[str, list[str]]:
         found = {}
         for entry in entries:
             files = sorted(entry.iterdir()) if entry.is_dir() else [entry]
-            models = [each for each in files if is_model_file(each.name)]
+            models = [file for file in files if is_model_file(file.name)]
             if not models:
                 continue
             encoders = [
-                each for each in files if each.name.endswith(".gguf") and "mmproj" in each.name
+                file for file in files if file.name.endswith(".gguf") and "mmproj" in file.name
             ]
             encoder = ["--mmproj", str(encoders[0])] if encoders and entry.is_dir() else []
             split = SPLIT_NAME.match(entry.name)
@@ -233,7 +233,7 @@ def _fetched_by(settings: CommandSettings, environ: Mapping[str, str]) -> Iterat
     hub = settings.hub
     for name, file in ((hub.hf_repo, hub.hf_file), (hub.draft_repo, settings.drafts.draft_path)):
         repo, _, quant = name.partition(":")
-        if repo and (revision := newest(repo, environ)) is not None:
+        if repo and (revision := main_revision(repo, environ)) is not None:
             with suppress(ConfigError):
                 yield revision.path / choose(revision.names, quant, file, repo)
 

@@ -23,13 +23,13 @@ from pyctl.cli.defaults import cache_budget, log_cache_dir, with_directory, with
 from pyctl.cli.doctor_command import log_findings
 from pyctl.cli.logs import start_log
 from pyctl.cli.model_loader import ModelLoader
-from pyctl.cli.model_paths import check_files, found
+from pyctl.cli.model_paths import check_files, resolve_files
 from pyctl.cli.presets import SHARED_DISK, Preset, find_models
 from pyctl.cli.startup_banner import Addresses, cache_text, device_text, ready_text
 from pyctl.disk.remote_store import connect
 from pyctl.errors import ConfigError, EngineError
 from pyctl.llama.library.devices import devices
-from pyctl.llama.library.extension import build_line, losses
+from pyctl.llama.library.extension import build_line, describe_missing
 from pyctl.llama.library.rpc import connect_workers
 from pyctl.llama.settings.resolved import gpus
 from pyctl.machine.libraries import unused_card, unused_choice
@@ -46,7 +46,7 @@ from pyctl.server.run import exit_process, serve
 from pyctl.server.supervisor import Supervisor
 from pyctl.text import duration, one_line
 
-__all__ = ["open_in_browser", "run_serve", "several"]
+__all__ = ["build_router", "open_in_browser", "run_serve"]
 
 log = logging.getLogger("pyctl")
 
@@ -87,7 +87,7 @@ def run_serve(
         "LLAMA_API_KEY", None
     )  # has been read: no child needs it, such as the browser of --open
     start_log(settings.log, settings.warnings)
-    for line in [*losses(), *filter(None, [unused_choice()])]:
+    for line in [*describe_missing(), *filter(None, [unused_choice()])]:
         log.warning("%s", line)
     connect_workers(settings.model.workers)
     if not any(device.is_gpu for device in devices()) and (line := unused_card()):
@@ -110,14 +110,14 @@ def run_serve(
         if _is_router(settings):
             settings = with_shared_budget(settings)
         tools = ToolBox(settings.tools)
-        one = found(settings)
+        one = resolve_files(settings)
         check_files(one)
         log_cache_dir(settings.disk)
         names = [sock.getsockname() for sock in sockets]
-        addresses = Addresses.of(
+        addresses = Addresses.from_sockets(
             names, "https" if listen.ssl_cert_file else "http", settings.server.api_prefix
         )
-        serving = _Serving(one, several(settings, argv, environ, tools), tools, addresses)
+        serving = _Serving(one, build_router(settings, argv, environ, tools), tools, addresses)
         try:
             serve(serving.gate, sockets, listen, on_ready=serving.run, on_stop=serving.close)
         except EngineError as error:
@@ -133,12 +133,15 @@ def _port_owner(settings: CommandSettings) -> str:
     """Return the end of an error: the server that answers at a port that is taken, and a way
     out.
     """
-    from pyctl.cli.launched_server import address_of, find_server  # only now: most ports are free
+    from pyctl.cli.launched_server import (  # only now: most ports are free
+        find_server,
+        server_address,
+    )
 
     server = None
     with suppress(ConfigError):  # it has another key or no model yet
         server = find_server(
-            address_of(settings), next(iter(settings.server.api_keys), ""), waits=False
+            server_address(settings), next(iter(settings.server.api_keys), ""), waits=False
         )
     return (
         f"{f'; a server of {one_line(server.model)} answers there' if server else ''}; --port 0 "
@@ -149,10 +152,10 @@ def _port_owner(settings: CommandSettings) -> str:
 def _is_router(settings: CommandSettings) -> bool:
     """Return whether requests choose among several models: flags give some, and name none."""
     hub = settings.hub
-    return settings.router.is_wanted and not (settings.model.path or hub.hf_repo or hub.model_url)
+    return settings.router.is_router and not (settings.model.path or hub.hf_repo or hub.model_url)
 
 
-def several(
+def build_router(
     settings: CommandSettings,
     argv: Sequence[str],
     environ: Mapping[str, str],
@@ -165,7 +168,7 @@ def several(
     """
     router = settings.router
     if not _is_router(settings):
-        if router.is_wanted:
+        if router.is_router:
             log.warning("--models-dir and --models-preset have no effect: a model is named")
         return None
     shared = AppState(settings.server, build_line(), tools=tools or ToolBox())
@@ -287,7 +290,7 @@ class _Serving:
         service = assemble(
             self._settings, lambda fraction: not self._closing.is_set(), self._load_context
         )
-        models = self._models = Models.of(service)
+        models = self._models = Models.from_service(service)
         if self._closing.is_set():
             models.close()
             return None

@@ -71,7 +71,7 @@ def _quoted(word: str) -> str:
         .replace("%", "%%")
         .replace("$", "$$")
     )
-    plain = escaped == word and word and not any(each in " '#;" for each in word)
+    plain = escaped == word and word and not any(special in " '#;" for special in word)
     return word if plain else f'"{escaped}"'
 
 

@@ -97,7 +97,7 @@ def output_of(directory: Path, module: str, *arguments: str) -> str:
 def main() -> None:
     """Print the facts of this process's libraries, and the devices that they find, as JSON."""
     from pyctl.llama.library.devices import devices
-    from pyctl.llama.library.extension import build_version, core, losses
+    from pyctl.llama.library.extension import build_version, core, describe_missing
     from pyctl.llama.library.native import HostBuffer
 
     gpus = [device.description for device in devices() if device.is_gpu]
@@ -110,7 +110,7 @@ def main() -> None:
                 "version": build_version(),
                 "gpus": gpus,
                 "is_pinned": is_pinned,
-                "losses": list(losses()),
+                "losses": list(describe_missing()),
             }
         )
     )

@@ -26,7 +26,7 @@ from pyctl.machine.libraries import (
     libraries_at,
 )
 from pyctl.machine.pin import read_pin
-from pyctl.machine.probe import Machine, free_bytes, look_at_machine
+from pyctl.machine.probe import Machine, free_bytes, probe_machine
 from pyctl.setup.build import (
     Build,
     build_lock,
@@ -66,7 +66,7 @@ MIB = 2**20
 def run_setup(
     argv: Sequence[str],
     environ: Mapping[str, str] = os.environ,
-    look: Callable[[Mapping[str, str]], Machine] = look_at_machine,
+    look: Callable[[Mapping[str, str]], Machine] = probe_machine,
 ) -> int:
     """Look, print the findings, build, check; return the exit code. Raises ConfigError if it cannot
     be done.
@@ -96,10 +96,10 @@ def run_setup(
         )
     if not plan.is_needed:
         from pyctl.llama.library.extension import (
-            losses,
+            describe_missing,
         )  # tries the modules, so that no start waits for that
 
-        print("\n".join([plan.why, *losses()]))
+        print("\n".join([plan.why, *describe_missing()]))
         return 0
     print(describe(machine))
     try:
@@ -197,7 +197,7 @@ def _set_up(
         built = None
         if file is not None:
             try:
-                built = _taken(plan, home, work, file)
+                built = _use_release(plan, home, work, file)
             except UnfitError as error:
                 print(error)
                 if not _agreed(machine, plan, work, arguments):
@@ -239,7 +239,7 @@ def _agreed(
     return input("go on? [Y/n] ").strip().lower() in ("", "y", "yes")
 
 
-def _taken(plan: BuildPlan, home: Path, work: Path, file: ReleaseFile) -> BuiltLibraries:
+def _use_release(plan: BuildPlan, home: Path, work: Path, file: ReleaseFile) -> BuiltLibraries:
     """Return the libraries of the release's file and of NVIDIA's wheels. Raises UnfitError if the
     file does not serve the cards.
     """

@@ -45,7 +45,7 @@ class Addresses:
     is_open: bool = False
 
     @classmethod
-    def of(
+    def from_sockets(
         cls, bound: Iterable[Any], scheme: str, prefix: str, lan: Callable[[], str] = lan_address
     ) -> Addresses:
         """Return the addresses for names of ``bound`` sockets, as `getsockname` has them; ``lan``
@@ -116,7 +116,7 @@ def ready_text(
                 else ()
             ),
             *([f"network    {network}/"] if network not in ("", local) else ()),
-            *(f"socket     {each}" for each in addresses.sockets),
+            *(f"socket     {socket}" for socket in addresses.sockets),
             models,
             f"device     {device}",
             f"cache      {cache}",

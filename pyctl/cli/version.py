@@ -15,10 +15,10 @@ def print_version() -> None:
     from pyctl.machine.libraries import unused_choice
 
     try:
-        from pyctl.llama.library.extension import library_versions, losses
+        from pyctl.llama.library.extension import describe_missing, library_versions
 
         release = library_versions()["llama-cpp-python"]
-        lines = [*losses(), *filter(None, [unused_choice()])]
+        lines = [*describe_missing(), *filter(None, [unused_choice()])]
     except (ImportError, PyctlError) as error:
         release = "none"
         lines = [f"llama.cpp's libraries cannot be loaded: {error}"]

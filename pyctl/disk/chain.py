@@ -39,7 +39,7 @@ from pyctl.disk.segment_files import read_header, read_jobs
 from pyctl.errors import NotWrittenError
 from pyctl.prompt import Tokens, as_tokens
 
-__all__ = ["ChainNames", "Runner", "StoredFile", "blocks_of", "open_chain"]
+__all__ = ["ChainNames", "Runner", "StoredFile", "open_chain", "segment_blocks"]
 
 Runner: TypeAlias = Callable[[Iterable[Callable[[], None]]], object]
 """Runs jobs and raises their first error."""
@@ -49,11 +49,11 @@ SMALL = (PartKind.TOKENS, PartKind.ENDS)
 DRAFTS = (PartKind.DRAFT_ROWS, PartKind.DRAFT_STATE)
 
 
-def blocks_of(segment: Segment) -> dict[PartKind, Block]:
+def segment_blocks(segment: Segment) -> dict[PartKind, Block]:
     """Return the parts of the file of ``segment``, as bytes."""
     blocks = {
         PartKind.TOKENS: np.ascontiguousarray(segment.tokens, "<i4").view(np.uint8),
-        PartKind.ENDS: np.array(segment.ends, "<u4").view(np.uint8),
+        PartKind.ENDS: np.array(segment.batch_ends, "<u4").view(np.uint8),
         PartKind.ROWS: segment.rows,
     }
     return (
@@ -108,7 +108,7 @@ class ChainNames:
             tag = hashlib.blake2b(parent_text(parent) + b"\0", digest_size=TAG_BYTES)
             crc = crc32(np.ascontiguousarray(segment.rows).data)
             tag.update(
-                np.array(segment.ends, "<u4").tobytes()
+                np.array(segment.batch_ends, "<u4").tobytes()
                 + struct.pack("<QI", segment.rows.nbytes, crc)
             )
             name = SegmentName(segment.start, segment.end, whole.digest(), tag.digest())
@@ -153,7 +153,7 @@ class StoredFile:
         return self.outs[PartKind.TOKENS].view("<i4").astype(np.int32, copy=False)
 
     @property
-    def ends(self) -> tuple[int, ...]:
+    def batch_ends(self) -> tuple[int, ...]:
         """The exact batch ends in the segment, once they are read."""
         return tuple(int(end) for end in self.outs[PartKind.ENDS].view("<u4"))
 
@@ -165,11 +165,11 @@ class StoredFile:
         Parts of a draft model are read if they fit the model with ``sizes``, and skipped otherwise.
         """
         name = self.header.name
-        large = [part for part in self.header.parts if part.what not in SMALL]
+        large = [part for part in self.header.parts if part.kind not in SMALL]
         for part in large:
-            if part.what not in DRAFTS or sizes is None or fits_draft_model(name, part, sizes):
-                self.outs[part.what] = space(part.size)
-        return self.jobs(*(part.what for part in large))
+            if part.kind not in DRAFTS or sizes is None or fits_draft_model(name, part, sizes):
+                self.outs[part.kind] = space(part.size)
+        return self.jobs(*(part.kind for part in large))
 
     def jobs(self, *parts: PartKind) -> list[Callable[[], None]]:
         """Return jobs for any thread that fill ``parts``."""
@@ -188,7 +188,7 @@ class StoredFile:
         tokens = as_tokens(self.tokens)
         mark = StoredFileRef(self.name, self.header.parent, True)
         return Segment(
-            self.start, tokens, rows, parent, self.ends, draft_rows=draft_rows, file=mark
+            self.start, tokens, rows, parent, self.batch_ends, draft_rows=draft_rows, file=mark
         )
 
     def fill(
@@ -205,11 +205,13 @@ class StoredFile:
     @property
     def large_bytes(self) -> int:
         """The bytes that `make_space` allocates."""
-        return sum(part.size for part in self.header.parts if part.what not in SMALL)
+        return sum(part.size for part in self.header.parts if part.kind not in SMALL)
 
     def state(self) -> State:
         """Return the state in RAM, with the parts that `make_space` allocated."""
-        return State.of(self.outs[PartKind.STATE], self.outs.get(PartKind.DRAFT_STATE, NOTHING))
+        return State.from_parts(
+            self.outs[PartKind.STATE], self.outs.get(PartKind.DRAFT_STATE, NOTHING)
+        )
 
 
 def open_chain(
@@ -241,7 +243,7 @@ def open_chain(
         parent = header.parent
         n = chain[-1].start
     chain.reverse()
-    run(job for found in chain for job in found.jobs(PartKind.TOKENS, PartKind.ENDS))
+    run(job for file in chain for job in file.jobs(PartKind.TOKENS, PartKind.ENDS))
     return top, chain, _tokens(chain, state)
 
 
@@ -253,17 +255,17 @@ def _tokens(chain: list[StoredFile], state: StateName) -> Tokens:
     """
     running = hashlib.blake2b(digest_size=DIGEST_BYTES)
     pieces = []
-    for found in chain:
+    for file in chain:
         whole = running.copy()
-        whole.update(_bytes(found.tokens))
-        if whole.digest() != found.header.name.digest:
-            raise CorruptFileError(str(found.name), "its tokens do not match its name")
+        whole.update(_bytes(file.tokens))
+        if whole.digest() != file.header.name.digest:
+            raise CorruptFileError(str(file.name), "its tokens do not match its name")
         if any(
-            not first < last <= found.name.end
-            for first, last in pairwise((found.start, *found.ends))
+            not first < last <= file.name.end
+            for first, last in pairwise((file.start, *file.batch_ends))
         ):
-            raise CorruptFileError(str(found.name), "ends that are none of its positions")
-        pieces.append(found.tokens[: found.last - found.start])
+            raise CorruptFileError(str(file.name), "ends that are none of its positions")
+        pieces.append(file.tokens[: file.last - file.start])
         running.update(_bytes(pieces[-1]))
     if running.digest() != state.digest:
         raise CorruptFileError(str(state), "the tokens it depends on do not match its name")
@@ -271,7 +273,7 @@ def _tokens(chain: list[StoredFile], state: StateName) -> Tokens:
 
 
 def _space(header: Header) -> dict[PartKind, Block]:
-    return {part.what: np.empty(part.size, np.uint8) for part in header.parts if part.what in SMALL}
+    return {part.kind: np.empty(part.size, np.uint8) for part in header.parts if part.kind in SMALL}
 
 
 def _bytes(tokens: Tokens) -> bytes:

@@ -25,10 +25,10 @@ from pyctl.disk.index import Index, Record
 from pyctl.disk.index_mirror import Contents, IndexMirror, read_graph
 from pyctl.disk.readers import Readers
 from pyctl.disk.transaction import Transaction
-from pyctl.disk.verify import VerifyReport, is_fingerprint_dir, verify
+from pyctl.disk.verify import VerifiedFiles, is_fingerprint_dir, verify
 from pyctl.files.atomic_file import files_in, has_locks, make_private, read_regular, write_atomic
 
-__all__ = ["CacheDirectory", "model_in", "note_model", "users_of"]
+__all__ = ["CacheDirectory", "find_users", "model_in", "record_model_name"]
 
 THREADS = max(2, min(16, os.cpu_count() or 1))
 """Threads that read. One of them may look through a large directory for long."""
@@ -136,7 +136,7 @@ class CacheDirectory:
         with self.changing() as transaction:
             return transaction.shrink(file_budget)
 
-    def recover(self) -> VerifyReport:
+    def recover(self) -> VerifiedFiles:
         """Make index and files agree after a crash or a lost index, by names and headers only,
         within the budget.
 
@@ -145,7 +145,7 @@ class CacheDirectory:
         """
         return self._check(deep=False, fix=True)
 
-    def verify(self, fix: bool = False) -> VerifyReport:
+    def verify(self, fix: bool = False) -> VerifiedFiles:
         """Compare index and files in both directions and read every byte; with ``fix``, repair
         them.
         """
@@ -185,7 +185,7 @@ class CacheDirectory:
         """Read the index for the next transaction, which then holds up others for less long."""
         with _as_os_error(), self._index.idle() as connection:
             self._catch_up(connection, self.auxiliary_bytes())
-            self._mirror.load_graph(connection).prepare()
+            self._mirror.load_graph(connection).build_tree()
 
     def restore_index(self) -> None:
         """Fill the index from the files if it was lost."""
@@ -206,7 +206,7 @@ class CacheDirectory:
     def _catch_up(self, connection: sqlite3.Connection, auxiliary_bytes: int) -> None:
         self._mirror.catch_up(connection, self._index.version(connection), auxiliary_bytes)
 
-    def _check(self, deep: bool, fix: bool) -> VerifyReport:
+    def _check(self, deep: bool, fix: bool) -> VerifiedFiles:
         with _as_os_error():
             run = self.readers.run if deep else None
             report = verify(self.path, self.reading, self._repairing if fix else None, run)
@@ -236,7 +236,7 @@ class CacheDirectory:
         ]
 
 
-def note_model(directory: Path, fingerprint: str, name: str) -> None:
+def record_model_name(directory: Path, fingerprint: str, name: str) -> None:
     """Keep the display name of the model of ``fingerprint``, for `model_in`. OSError if that cannot
     be.
     """
@@ -254,16 +254,16 @@ def model_in(directory: Path, fingerprint: str) -> str:
     return name.decode(errors="replace") or fingerprint
 
 
-def users_of(directory: Path) -> list[str]:
+def find_users(directory: Path) -> list[str]:
     """Return the ids of other processes of this user that have ``directory`` open, if the system
     shows them (/proc).
     """
-    found = set[str]()
-    for each in glob.glob("/proc/[0-9]*/fd/*"):
+    pids = set[str]()
+    for link in glob.glob("/proc/[0-9]*/fd/*"):
         with suppress(OSError):  # one that was closed meanwhile
-            if (directory / INDEX).samefile(each):
-                found.add(each.split("/")[2])
-    return sorted(found - {str(os.getpid())})
+            if (directory / INDEX).samefile(link):
+                pids.add(link.split("/")[2])
+    return sorted(pids - {str(os.getpid())})
 
 
 def _entry(record: Record, graph: FileGraph, label: str, n_bytes: int) -> Entry:

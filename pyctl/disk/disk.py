@@ -177,13 +177,13 @@ class Disk:
     def count_hit(self, snapshot: Snapshot) -> None:
         """Record that a snapshot from here was of use."""
         self.n_hits += 1
-        self.queue.run_soon(partial(self._touch, StateName.of(snapshot.prefix)))
+        self.queue.run_soon(partial(self._touch, StateName.from_prefix(snapshot.prefix)))
 
-    def refuse(self, snapshot: Snapshot) -> None:
+    def discard(self, snapshot: Snapshot) -> None:
         """Drop a snapshot that came from here and is of no use to the model."""
-        self.reader.refuse(snapshot.prefix)
+        self.reader.discard(snapshot.prefix)
         if self.remote is not None:
-            self.remote.exclude(StateName.of(snapshot.prefix))
+            self.remote.exclude(StateName.from_prefix(snapshot.prefix))
 
     # -- choosing and writing
     # ----------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ class Disk:
                 "disk policy auto: %d of %d recent prompts share %d tokens, %d go to disk",
                 n_recent,
                 policy.window,
-                chosen.safe,
+                chosen.eligible_len,
                 chosen.selected,
             )
         return chosen.positions
@@ -219,17 +219,17 @@ class Disk:
         if self._should_store(snapshot, is_last=is_last):
             self.queue.write(snapshot)
 
-    def evict(self, snapshot: Snapshot, worth: float, rows_of: RowsOf) -> None:
-        """Keep the part to be written of ``snapshot``, which saves ``worth`` seconds and leaves
+    def evict(self, snapshot: Snapshot, value: float, rows_of: RowsOf) -> None:
+        """Keep the part to be written of ``snapshot``, which saves ``value`` seconds and leaves
         RAM: if it is queued, or if the policy spills and it is worth reading again.
         """
         if not self._should_store(snapshot):
             return
         missing = [segment for segment in snapshot.chain if not segment.file.is_there]
         n_bytes = snapshot.state.n_bytes
-        n_bytes += sum(each.n_bytes + each.only_held_bytes for each in missing)
-        spills = self.policy.spill and worth >= WORTH_WRITING * self.costs.read(n_bytes)
-        self.queue.evict(snapshot, rows_of, worth, n_bytes, spills=spills)
+        n_bytes += sum(each.n_bytes + each.device_only_bytes for each in missing)
+        spills = self.policy.spill and value >= WORTH_WRITING * self.costs.read(n_bytes)
+        self.queue.evict(snapshot, rows_of, value, n_bytes, spills=spills)
 
     @property
     def awaits_rows(self) -> bool:
@@ -264,7 +264,7 @@ class Disk:
         thread.
         """
         entries = self.directory.entries()
-        return [each for each in entries if each.fingerprint == self.folder.fingerprint]
+        return [entry for entry in entries if entry.fingerprint == self.folder.fingerprint]
 
     def remove(self, name: str) -> bool:
         """Remove the snapshot called ``name``, also if it waits to be written; return False if
@@ -364,7 +364,7 @@ class Disk:
             return False
         if snapshot.n < self._limits.min_tokens and not is_last:
             return False
-        is_stored_exact = self.folder.states.get(StateName.of(snapshot.prefix))
+        is_stored_exact = self.folder.states.get(StateName.from_prefix(snapshot.prefix))
         return is_stored_exact is None or (snapshot.exact and not is_stored_exact)
 
     def _label(self, snapshot: Snapshot) -> str:
@@ -377,7 +377,7 @@ class Disk:
 
     def _record_read(self, n_bytes: int, seconds: float) -> None:
         if n_bytes >= MEASURED_BYTES:
-            self.costs.note_read(n_bytes, seconds)
+            self.costs.record_read(n_bytes, seconds)
 
     def _refresh_soon(self) -> None:
         now = time.monotonic()

@@ -125,7 +125,7 @@ class StateName(NamedTuple):
     digest: bytes
 
     @classmethod
-    def of(cls, prefix: Prefix) -> StateName:
+    def from_prefix(cls, prefix: Prefix) -> StateName:
         """Return the name of the file for the state at the end of ``prefix``."""
         return cls(prefix.n, prefix.digest)
 
@@ -153,8 +153,8 @@ class PromptName:
     @classmethod
     def parse(cls, file: str) -> PromptName | None:
         """Return the name in ``file``; None for others."""
-        found = _PROMPT.fullmatch(file)
-        return cls(int(found[1], 16), bytes.fromhex(found[2])) if found else None
+        match = _PROMPT.fullmatch(file)
+        return cls(int(match[1], 16), bytes.fromhex(match[2])) if match else None
 
     def __str__(self) -> str:
         return f"{self.made_ns:016x}-{self.tag.hex()}.prompt"
@@ -167,11 +167,11 @@ Name: TypeAlias = SegmentName | StateName
 @lru_cache(maxsize=2**14)
 def parse(file: str) -> Name | None:
     """Return the name in ``file``; None for temp files and all other files in the directory."""
-    if found := _STATE.fullmatch(file):
-        return StateName(int(found[1]), bytes.fromhex(found[2]))
-    if (found := _SEGMENT.fullmatch(file)) and int(found[1]) < int(found[2]):
+    if match := _STATE.fullmatch(file):
+        return StateName(int(match[1]), bytes.fromhex(match[2]))
+    if (match := _SEGMENT.fullmatch(file)) and int(match[1]) < int(match[2]):
         return SegmentName(
-            int(found[1]), int(found[2]), bytes.fromhex(found[3]), bytes.fromhex(found[4])
+            int(match[1]), int(match[2]), bytes.fromhex(match[3]), bytes.fromhex(match[4])
         )
     return None
 
@@ -253,13 +253,13 @@ class Part:
     """A part of a file, in chunks.
 
     Attributes:
-        what: The kind of the part.
+        kind: The kind of the part.
         size: Its bytes.
         crcs: The checksum of each chunk.
         chunk: The bytes of a chunk; the last one may have fewer.
     """
 
-    what: PartKind
+    kind: PartKind
     size: int
     crcs: list[int]
     chunk: int = CHUNK
@@ -310,20 +310,20 @@ def sizes_text(sizes: BlockSizes) -> str:
 
 def parse_sizes(text: str) -> BlockSizes | None:
     """Return the sizes in ``text`` as `sizes_text` writes them; None for anything else."""
-    found = _SIZES.fullmatch(text)
-    return BlockSizes(*map(int, found.groups())) if found else None
+    match = _SIZES.fullmatch(text)
+    return BlockSizes(*map(int, match.groups())) if match else None
 
 
 def check_sizes(header: Header, sizes: BlockSizes) -> None:
     """Raise CorruptFileError unless the parts of a file are as large as they have to be."""
     name = header.name
     for part in header.parts:
-        if part.what == PartKind.ROWS and isinstance(name, SegmentName):
+        if part.kind == PartKind.ROWS and isinstance(name, SegmentName):
             is_right = part.size == sizes.base + (name.end - name.start) * sizes.row
         else:
-            is_right = part.what != PartKind.STATE or sizes.state in (part.size, -1)
+            is_right = part.kind != PartKind.STATE or sizes.state in (part.size, -1)
         if not is_right:
-            raise CorruptFileError(str(name), f"{part.size} bytes of {part.what.name.lower()}")
+            raise CorruptFileError(str(name), f"{part.size} bytes of {part.kind.name.lower()}")
 
 
 def fits_draft_model(name: Name, part: Part, sizes: BlockSizes) -> bool:
@@ -374,7 +374,7 @@ def pack(header: Header) -> bytes:
         parent,
     ]
     for part in header.parts:
-        pieces.append(_PART.pack(part.what, 0, 0, part.chunk, part.size))
+        pieces.append(_PART.pack(part.kind, 0, 0, part.chunk, part.size))
         pieces += [
             _CHUNK.pack(end - at, crc)
             for (at, end), crc in zip(part.chunks, part.crcs, strict=True)
@@ -425,23 +425,23 @@ def _unpack_fields(data: bytes, kind: int, exact: bool) -> Header:
     start, end, created, digest, tag, n_fingerprint, n_parent, n_parts = _FIELDS.unpack_from(
         data, _PRELUDE.size
     )
-    at = _PRELUDE.size + _FIELDS.size
-    fingerprint = data[at : at + n_fingerprint].decode()
-    parent = data[at + n_fingerprint :][:n_parent].decode()
-    at += n_fingerprint + n_parent
+    offset = _PRELUDE.size + _FIELDS.size
+    fingerprint = data[offset : offset + n_fingerprint].decode()
+    parent = data[offset + n_fingerprint :][:n_parent].decode()
+    offset += n_fingerprint + n_parent
     parts = []
     for _ in range(n_parts):
-        what, codec, phase, chunk, size = _PART.unpack_from(data, at)
+        what, codec, phase, chunk, size = _PART.unpack_from(data, offset)
         if codec or phase:
             raise ValueError("compressed by an earlier version")
         part = Part(PartKind(what), size, [], chunk)
-        at += _PART.size
+        offset += _PART.size
         for first in range(0, size, chunk):  # a list of them might be larger than the file
-            stored, crc = _CHUNK.unpack_from(data, at)
+            stored, crc = _CHUNK.unpack_from(data, offset)
             if stored != min(chunk, size - first):
                 raise ValueError("a chunk of another size")
             part.crcs.append(crc)
-            at += _CHUNK.size
+            offset += _CHUNK.size
         parts.append(part)
     name = SegmentName(start, end, digest, tag) if kind == SEGMENT else StateName(end, digest)
     own, draft = (
@@ -449,7 +449,7 @@ def _unpack_fields(data: bytes, kind: int, exact: bool) -> Header:
         if kind == SEGMENT
         else (PARTS_OF_STATE, PartKind.DRAFT_STATE)
     )
-    if [part.what for part in parts] not in (own, [*own, draft]):
+    if [part.kind for part in parts] not in (own, [*own, draft]):
         raise ValueError("other parts")
     first = name.start if isinstance(name, SegmentName) else name.n
     below = parse(parent) if parent else None
@@ -474,7 +474,7 @@ def _is_possible(header: Header) -> bool:
     ):
         return False
     for part in header.parts:
-        if part.what == PartKind.ENDS and isinstance(name, SegmentName):
+        if part.kind == PartKind.ENDS and isinstance(name, SegmentName):
             n_ends, rest = divmod(part.size, 4)
             if rest or n_ends > name.end - name.start:
                 return False

@@ -43,10 +43,10 @@ class FileGraph:
             self._children[record.parent_key].add(record.key)
         if record.is_state and "_tree" in self.__dict__:
             self._tree.add(
-                record.key, record.n, self._reach(record).items(), record.used, record.hits
+                record.key, record.n, self._find_segments(record).items(), record.used, record.hits
             )
 
-    def prepare(self) -> None:
+    def build_tree(self) -> None:
         """Build the tree of states now, which the first choice would otherwise build."""
         _ = self._tree
 
@@ -79,12 +79,12 @@ class FileGraph:
 
     def chain(self, key: Key) -> list[Key]:
         """Return the segments that the file ``key`` depends on, nearest first."""
-        found: list[Key] = []
+        keys: list[Key] = []
         record = self.records.get(key)
         while record is not None and record.parent_key is not None:
-            found.append(record.parent_key)
+            keys.append(record.parent_key)
             record = self.records.get(record.parent_key)
-        return found
+        return keys
 
     def remove(self, key: Key) -> list[Record]:
         """Remove a file with its dependents and the segments that nothing else needs."""
@@ -146,10 +146,12 @@ class FileGraph:
             n_before = len(gone)
             for key in states:
                 missing = list[Record]()
-                at = gone.get(key)
-                while at is not None:
-                    missing.append(at)
-                    at = gone.get(at.parent_key) if at.parent_key is not None else None
+                ancestor = gone.get(key)
+                while ancestor is not None:
+                    missing.append(ancestor)
+                    ancestor = (
+                        gone.get(ancestor.parent_key) if ancestor.parent_key is not None else None
+                    )
                 if missing and self.n_bytes + sum(record.n_bytes for record in missing) <= budget:
                     for record in reversed(missing):
                         self.add(gone.pop(record.key))
@@ -158,17 +160,17 @@ class FileGraph:
         """Return the bytes of each state with the segments of its chain that no shallower or older
         state has; they add up.
         """
-        found: dict[Key, int] = {}
-        known: set[Key] = set()
+        n_added: dict[Key, int] = {}
+        counted: set[Key] = set()
         for state in sorted(
             (r for r in self.records.values() if r.is_state), key=lambda r: (r.n, r.created)
         ):
             own = {
                 key for key in (state.key, *self.chain(state.key)) if key in self.records
-            } - known
-            found[state.key] = sum(self.records[key].n_bytes for key in own)
-            known |= own
-        return found
+            } - counted
+            n_added[state.key] = sum(self.records[key].n_bytes for key in own)
+            counted |= own
+        return n_added
 
     def ancestor(self, record: Record) -> Record | None:
         """Return the deepest shallower state on the chain of the state ``record``, None if there is
@@ -183,7 +185,11 @@ class FileGraph:
         for record in self.records.values():
             if record.is_state:
                 tree.add(
-                    record.key, record.n, self._reach(record).items(), record.used, record.hits
+                    record.key,
+                    record.n,
+                    self._find_segments(record).items(),
+                    record.used,
+                    record.hits,
                 )
         return tree
 
@@ -191,7 +197,7 @@ class FileGraph:
     def _policy(self) -> CostAwareEviction[Key]:
         return CostAwareEviction(self._tree, self._freed)
 
-    def _reach(self, record: Record) -> dict[Key, int]:
+    def _find_segments(self, record: Record) -> dict[Key, int]:
         """Return the segments of a state, the deepest first, each with the position up to which it
         counts.
         """

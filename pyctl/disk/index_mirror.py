@@ -52,7 +52,7 @@ class Contents:
     lengths: Mapping[str, frozenset[int]] = field(default_factory=dict)
 
     @classmethod
-    def of_states(
+    def from_states(
         cls, states: Mapping[str, Mapping[StateName, bool]], file_bytes: int, auxiliary_bytes: int
     ) -> Contents:
         """Return contents with these ``states``."""
@@ -63,7 +63,7 @@ class Contents:
         """Bytes of all files."""
         return self.file_bytes + self.auxiliary_bytes
 
-    def of(self, fingerprint: str) -> Mapping[StateName, bool]:
+    def states_of(self, fingerprint: str) -> Mapping[StateName, bool]:
         """Return the stored states of one fingerprint."""
         return self.states.get(fingerprint, _NO_STATES)
 
@@ -74,20 +74,20 @@ class Contents:
             if not isinstance(record.name, StateName):
                 continue
             if record.fingerprint not in states:
-                states[record.fingerprint] = dict(self.of(record.fingerprint))
+                states[record.fingerprint] = dict(self.states_of(record.fingerprint))
             if is_added:
                 states[record.fingerprint][record.name] = record.exact
             else:
                 states[record.fingerprint].pop(record.name, None)
-        return self._with(states)
+        return self._replace_states(states)
 
     def without(self, fingerprint: str, name: StateName) -> Contents:
         """Return contents that do not list one state."""
-        states = dict(self.of(fingerprint))
+        states = dict(self.states_of(fingerprint))
         states.pop(name, None)
-        return self._with({fingerprint: states})
+        return self._replace_states({fingerprint: states})
 
-    def _with(self, states: Mapping[str, Mapping[StateName, bool]]) -> Contents:
+    def _replace_states(self, states: Mapping[str, Mapping[StateName, bool]]) -> Contents:
         """Return contents with other ``states`` of some fingerprints."""
         return replace(
             self,
@@ -117,7 +117,7 @@ class IndexMirror:
         if version != self._version:
             self.graph = None
             states, file_bytes = Index.states(connection)
-            contents = Contents.of_states(states, file_bytes, auxiliary_bytes)
+            contents = Contents.from_states(states, file_bytes, auxiliary_bytes)
             with self._contents_lock:
                 self.contents = contents
                 self._version = version
@@ -159,7 +159,7 @@ def read_graph(connection: sqlite3.Connection, path: Path) -> FileGraph:
     """Return the graph of all files in the index of the directory at ``path``."""
     records = Index.records(connection)
     fingerprints = {record.fingerprint for record in records}
-    older = frozenset(each for each in fingerprints if is_older(path / each))
+    older = frozenset(fingerprint for fingerprint in fingerprints if is_older(path / fingerprint))
     return FileGraph(records, older)
 
 

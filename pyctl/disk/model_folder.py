@@ -59,7 +59,7 @@ class ModelFolder:
     @property
     def states(self) -> Mapping[StateName, bool]:
         """The stored states, and whether each is exact."""
-        return self.directory.contents.of(self.fingerprint)
+        return self.directory.contents.states_of(self.fingerprint)
 
     @property
     def lengths(self) -> frozenset[int]:
@@ -70,7 +70,7 @@ class ModelFolder:
         """Return whether a state for ``prefix`` is stored. Its file may still turn out to be
         damaged.
         """
-        return StateName.of(prefix) in self.states
+        return StateName.from_prefix(prefix) in self.states
 
     def find(self, prompt: PromptMatch, limit: int) -> list[Prefix]:
         """Return the stored prefixes of ``prompt`` of at most ``limit`` tokens, the deepest
@@ -78,7 +78,7 @@ class ModelFolder:
         """
         maximum = min(limit, int(prompt.tokens.size))
         lengths = sorted(n for n in self.lengths if 0 < n <= maximum)
-        return prompt.among(self.states, lengths)[::-1]
+        return prompt.find_prefixes(self.states, lengths)[::-1]
 
     def key(self, name: Name) -> Key:
         """Return the key of a file, unique in the directory."""

@@ -74,7 +74,7 @@ class StoreReader:
         that need it. A disk that hangs is also a miss, and gets no further read before it has
         answered. Segments of earlier snapshots from here are shared.
         """
-        state = StateName.of(prefix)
+        state = StateName.from_prefix(prefix)
         if self.is_stalled or not self.folder.contains(prefix) or tokens.size < prefix.n:
             return None
         deadline = self._readers.clock() + RESTORE_SECONDS
@@ -89,9 +89,9 @@ class StoreReader:
             self._handle_failure(state, error)
             return None
 
-    def refuse(self, prefix: Prefix) -> None:
+    def discard(self, prefix: Prefix) -> None:
         """Remove a state that was read but is of no use to the model."""
-        state = StateName.of(prefix)
+        state = StateName.from_prefix(prefix)
         self._handle_failure(state, CorruptFileError(str(state), "refused by the model"))
 
     def _open_chain(self, state: StateName) -> tuple[StoredFile, list[StoredFile], Tokens]:
@@ -214,7 +214,7 @@ class _Chain:
             return
         n_covered = 0
         for stored in chain:
-            if stored.last > base.n or stored.last not in stored.ends:
+            if stored.last > base.n or stored.last not in stored.batch_ends:
                 break
             n_covered += 1
             self.covered = base.segment_at(stored.last)

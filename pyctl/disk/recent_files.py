@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import zstandard
 
-from pyctl.cache.recent import Recent
+from pyctl.cache.recent import RecentPrompt
 from pyctl.disk.file_format import MAX_TOKENS, PromptName
 from pyctl.files.atomic_file import (
     CALLS,
@@ -60,15 +60,15 @@ class RecentFiles:
         self._max_bytes = max_bytes
         self._spend = spend
         self._saved: dict[
-            Recent, tuple[PromptName, int]
+            RecentPrompt, tuple[PromptName, int]
         ] = {}  # the oldest first; 0 bytes: there was no room for it
         self._newest_ns = 0
 
-    def load(self) -> list[Recent]:
+    def load(self) -> list[RecentPrompt]:
         """Return the prompts in the directory, the newest first. Files that are damaged or of
         another kind are removed; files that cannot be read now stay.
         """
-        found = []
+        prompts = []
         names = [
             name for path in files_in(self._directory) if (name := PromptName.parse(path.name))
         ]
@@ -86,10 +86,10 @@ class RecentFiles:
                 continue
             self._saved[recent] = name, len(data)
             self._newest_ns = name.made_ns
-            found.append(recent)
-        return found[::-1]
+            prompts.append(recent)
+        return prompts[::-1]
 
-    def save(self, newest_first: Sequence[Recent]) -> None:
+    def save(self, newest_first: Sequence[RecentPrompt]) -> None:
         """Write the files that are not there yet and remove all others; OSError if the disk
         refuses.
         """
@@ -122,7 +122,7 @@ class RecentFiles:
         for recent in gone:
             (self._directory / str(self._saved.pop(recent)[0])).unlink(missing_ok=True)
 
-    def _make_room(self, n_bytes: int, kept: set[Recent]) -> int:
+    def _make_room(self, n_bytes: int, kept: set[RecentPrompt]) -> int:
         """Remove the oldest until ``n_bytes`` are few enough; returns how many went."""
         freed = 0
         for recent, (name, size) in list(self._saved.items()):
@@ -135,11 +135,11 @@ class RecentFiles:
         return freed
 
 
-def pack_prompt(recent: Recent) -> bytes:
+def pack_prompt(recent: RecentPrompt) -> bytes:
     """Return the content of a prompt's file."""
     prompt = recent.prompt
     numbers = [
-        np.array([len(prompt), len(prompt.boundaries), recent.left], "<i4"),
+        np.array([len(prompt), len(prompt.boundaries), recent.boundaries_remaining], "<i4"),
         prompt.tokens.astype("<i4", copy=False),
         np.array(prompt.boundaries, "<i4"),
     ]
@@ -147,7 +147,7 @@ def pack_prompt(recent: Recent) -> bytes:
     return MAGIC + _check(frame) + frame
 
 
-def read_prompt(data: bytes) -> Recent:
+def read_prompt(data: bytes) -> RecentPrompt:
     """Return the prompt in ``data``, the result of `pack_prompt`. Raises ValueError for anything
     else.
 
@@ -169,7 +169,7 @@ def read_prompt(data: bytes) -> Recent:
     n_tokens, n_boundaries, left = (int(n) for n in numbers[:3])
     if n_tokens < 0 or n_boundaries < 0 or numbers.size != 3 + n_tokens + n_boundaries:
         raise ValueError("a prompt reaches past the end")
-    return Recent(Prompt.of(numbers[3 : 3 + n_tokens], numbers[3 + n_tokens :]), left)
+    return RecentPrompt(Prompt.from_ids(numbers[3 : 3 + n_tokens], numbers[3 + n_tokens :]), left)
 
 
 def _check(frame: bytes) -> bytes:

@@ -31,7 +31,7 @@ from pyctl.disk.graph import FileGraph
 from pyctl.disk.index import Index, Record, file_path
 from pyctl.disk.readers import Readers
 from pyctl.disk.segment_files import read_header
-from pyctl.disk.verify import record_of
+from pyctl.disk.verify import read_record
 from pyctl.disk.writer import StoreWriter
 from pyctl.errors import ConfigError, NotWrittenError
 from pyctl.files.atomic_file import make_private, temp_path
@@ -142,20 +142,20 @@ def connect(url: str) -> ObjectStore:
 def _reason(error: BaseException) -> str:
     """Return why the store failed, without addresses and keys."""
     text = str(error)[:4096].lower()
-    return ", ".join([type(error).__name__, *(each for each in REASONS if each in text)])
+    return ", ".join([type(error).__name__, *(reason for reason in REASONS if reason in text)])
 
 
 @dataclass
-class _Health:
-    """The health of one kind of operation, ``what``, on the store. Logs when it changes."""
+class _CircuitBreaker:
+    """The health of one kind of operation, ``operation``, on the store. Logs when it changes."""
 
-    what: str
+    operation: str
     clock: Clock
     n_failed: int = 0  # in a row
     again_at: float = 0.0
 
     @property
-    def is_away(self) -> bool:
+    def is_backing_off(self) -> bool:
         return self.clock() < self.again_at
 
     def failed(self, error: BaseException) -> None:
@@ -165,13 +165,13 @@ class _Health:
         if self.n_failed == MAX_FAILURES:
             log.warning(
                 "kv store: cannot be %s (%s), serving without until it can",
-                self.what,
+                self.operation,
                 _reason(error),
             )
 
     def worked(self) -> None:
         if self.n_failed >= MAX_FAILURES:
-            log.warning("kv store: it can be %s again", self.what)
+            log.warning("kv store: it can be %s again", self.operation)
         self.n_failed = 0
 
 
@@ -253,11 +253,11 @@ class RemoteStore:
         self._listed: dict[Name, int] = {}  # bytes of each object
         self._lengths: list[int] = []  # of the states at the last listing, ascending
         self.costs = Costs()
-        self.costs.note_read(2**28, 2.0)  # a link of 1 Gbit/s, until something else was measured
+        self.costs.record_read(2**28, 2.0)  # a link of 1 Gbit/s, until something else was measured
         self._useless: deque[StateName] = deque(maxlen=MAX_USELESS)
         self.fetches: dict[StateName, Fetch] = {}
-        self._reading = _Health("read", clock)
-        self._writing = _Health("written", clock)
+        self._reading = _CircuitBreaker("read", clock)
+        self._writing = _CircuitBreaker("written", clock)
         self._fetched = self._sent = Written()
         self._looked = -math.inf
         self._seen = object()
@@ -278,14 +278,17 @@ class RemoteStore:
         ``covered`` tokens.
         """
         self._asked = True
-        if self._reading.is_away:
+        if self._reading.is_backing_off:
             return []
         on_disk = self._disk_folder.states
         lengths = [n for n in self._lengths if n <= limit]
-        found = ((prefix, StateName.of(prefix)) for prefix in prompt.among(self._listed, lengths))
+        listed = (
+            (prefix, StateName.from_prefix(prefix))
+            for prefix in prompt.find_prefixes(self._listed, lengths)
+        )
         return [
             (prefix, self._seconds(state, covered))
-            for prefix, state in found
+            for prefix, state in listed
             if state not in on_disk and state not in self._useless
         ]
 
@@ -298,7 +301,7 @@ class RemoteStore:
         """Start to fetch ``prefix`` to the disk, and return the fetch; None if it cannot start now.
         The disk has the snapshot when the fetch has ended without an error.
         """
-        state = StateName.of(prefix)
+        state = StateName.from_prefix(prefix)
         fetch = self.fetches.get(state)
         has_room = len(self.fetches) < self._limits.max_fetches
         if fetch is None and has_room and not self._closing:
@@ -314,9 +317,9 @@ class RemoteStore:
     def remove(self, name: str) -> bool:
         """Have the snapshot called ``name`` removed soon; return False if there is none."""
         states = (
-            each
-            for each in self._listed.copy()
-            if isinstance(each, StateName) and each.prefix.name == name
+            prefix
+            for prefix in self._listed.copy()
+            if isinstance(prefix, StateName) and prefix.prefix.name == name
         )
         if (state := next(states, None)) is None:
             return False
@@ -332,7 +335,7 @@ class RemoteStore:
     def view(self) -> StoreView:
         """Return sums of the store."""
         listed = self._listed.copy()
-        is_away = self._reading.is_away or self._writing.is_away
+        is_away = self._reading.is_backing_off or self._writing.is_backing_off
         n_states = sum(isinstance(name, StateName) for name in listed)
         return StoreView(
             self._label, n_states, sum(listed.values()), self._fetched, self._sent, is_away
@@ -365,7 +368,7 @@ class RemoteStore:
         finally:
             del self.fetches[state]
             if fetch.n_bytes >= MEASURED:
-                self.costs.note_read(fetch.n_bytes, self._clock() - began)
+                self.costs.record_read(fetch.n_bytes, self._clock() - began)
 
     def _bring(self, state: StateName, fetch: Fetch) -> None:
         """Fetch the files of ``state`` that the disk lacks, check all bytes, and have the directory
@@ -391,7 +394,7 @@ class RemoteStore:
                 path = paths[name] = temps.enter_context(temp_path(self._disk_folder.path))
                 self._download(name, size, path, fetch)
                 header = read_header(path, sizes, str(name))
-                records[path] = replace(record_of(path, header, run), used=time.time())
+                records[path] = replace(read_record(path, header, run), used=time.time())
                 fetch.move()
                 name = header.parent  # each file names the one below it
             open_chain(self._disk_folder.path, state, sizes, run, paths)
@@ -419,24 +422,30 @@ class RemoteStore:
     def _run(self) -> None:
         while not self._closing:
             age = self._clock() - self._looked
-            if not self._reading.is_away and age >= (LOOK_SECONDS if self._asked else IDLE_SECONDS):
+            if not self._reading.is_backing_off and age >= (
+                LOOK_SECONDS if self._asked else IDLE_SECONDS
+            ):
                 with self._noting(self._reading):
-                    self._look()
-            if not self.has_sent_all and self._looked > -math.inf and not self._writing.is_away:
+                    self._list_store()
+            if (
+                not self.has_sent_all
+                and self._looked > -math.inf
+                and not self._writing.is_backing_off
+            ):
                 with self._noting(self._writing):
                     self._send()
             self.wake.wait(LOOK_SECONDS)
             self.wake.clear()
 
     @contextmanager
-    def _noting(self, health: _Health) -> Iterator[None]:
+    def _noting(self, health: _CircuitBreaker) -> Iterator[None]:
         try:
             yield
         except Exception as error:
             if not self._closing:
                 health.failed(error)
 
-    def _look(self) -> None:
+    def _list_store(self) -> None:
         """List the store."""
         self._asked = False
         listed: dict[Name, int] = {}

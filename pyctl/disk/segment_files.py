@@ -26,7 +26,7 @@ from pyctl.disk.file_format import (
 )
 from pyctl.files.atomic_file import open_regular
 
-__all__ = ["check_jobs", "parts_of", "read_header", "read_jobs", "remove_file", "write_file"]
+__all__ = ["check_jobs", "read_header", "read_jobs", "remove_file", "segment_parts", "write_file"]
 
 NOT_DAMAGE = {
     *(
@@ -55,7 +55,7 @@ FIRST_READ = 4096
 """Bytes read in the hope that they hold the whole header."""
 
 
-def parts_of(blocks: dict[PartKind, Block]) -> list[Part]:
+def segment_parts(blocks: dict[PartKind, Block]) -> list[Part]:
     """Return a part per block; the checksums are not known yet."""
     return [Part(what, int(block.size), []) for what, block in blocks.items()]
 
@@ -68,13 +68,13 @@ def write_file(path: Path, header: Header, blocks: dict[PartKind, Block]) -> Non
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
-        at = header_size(header)
+        offset = header_size(header)
         for part in header.parts:
             for first, last in part.chunks:
-                data = blocks[part.what][first:last].data
-                _write(descriptor, data, at)
+                data = blocks[part.kind][first:last].data
+                _write(descriptor, data, offset)
                 part.crcs.append(crc32(data))
-                at += len(data)
+                offset += len(data)
         _write(descriptor, pack(header), 0)
         os.fsync(descriptor)
     finally:
@@ -115,9 +115,9 @@ def read_jobs(
     offsets = iter(header.offsets)
     for part in header.parts:
         places = list(zip(part.chunks, offsets, part.crcs, strict=False))
-        if part.what in outs:
+        if part.kind in outs:
             for (first, last), offset, crc in places:
-                yield partial(_read_chunk, path, part, outs[part.what][first:last], offset, crc)
+                yield partial(_read_chunk, path, part, outs[part.kind][first:last], offset, crc)
 
 
 def check_jobs(path: Path, header: Header) -> Iterator[Callable[[], None]]:
@@ -186,4 +186,4 @@ def _read_chunk(path: Path, part: Part, out: Block, offset: int, crc: int) -> No
                 raise CorruptFileError(path.name, "ends too early")
             done += n
     if crc32(data) != crc:
-        raise CorruptFileError(path.name, f"wrong checksum in the {part.what.name.lower()}")
+        raise CorruptFileError(path.name, f"wrong checksum in the {part.kind.name.lower()}")

@@ -35,13 +35,13 @@ from pyctl.disk.recent_files import read_prompt
 from pyctl.disk.segment_files import check_jobs, read_header, remove_file
 from pyctl.files.atomic_file import files_in, is_abandoned, read_regular, temp_pid
 
-__all__ = ["VerifyReport", "is_fingerprint_dir", "record_of", "verify"]
+__all__ = ["VerifiedFiles", "is_fingerprint_dir", "read_record", "verify"]
 
 Connect: TypeAlias = Callable[[], AbstractContextManager[sqlite3.Connection]]
 
 
 @dataclass
-class VerifyReport:
+class VerifiedFiles:
     """The findings of a check, each as ``<fingerprint>/<file>``.
 
     Attributes:
@@ -72,23 +72,23 @@ class VerifyReport:
 
 def verify(
     directory: Path, reading: Connect, repairing: Connect | None, run: Runner | None
-) -> VerifyReport:
+) -> VerifiedFiles:
     """Compare, reading headers or, with ``run`` to run jobs, every byte and all names; a file that
     a restore would refuse is broken. OSError, sqlite3.Error.
 
     ``reading`` opens the index, ``repairing`` a transaction on it; None to repair nothing. Reading
     blocks no other process; a file that changed meanwhile is checked again before it is repaired.
     """
-    report = VerifyReport()
+    report = VerifiedFiles()
     sizes = cache(read_sizes)
     whole: dict[Key, Record] = {}
     broken: list[Key] = []
     with reading() as connection:
-        known = {record.key for record in Index.records(connection)}
+        indexed = {record.key for record in Index.records(connection)}
     fix = repairing is not None
     for path, key in _ours(directory, report, fix, deep=run is not None):
         try:
-            whole[key] = record_of(path, read_header(path, sizes(path.parent)), run)
+            whole[key] = read_record(path, read_header(path, sizes(path.parent)), run)
         except FileNotFoundError:
             continue
         except CorruptFileError:
@@ -100,8 +100,8 @@ def verify(
         with repairing() as connection:
             _apply(directory, connection, whole, broken, report)
     else:
-        report.missing = sorted(map(_label, known - whole.keys() - set(broken)))
-        report.unknown = sorted(map(_label, whole.keys() - known))
+        report.missing = sorted(map(_label, indexed - whole.keys() - set(broken)))
+        report.unknown = sorted(map(_label, whole.keys() - indexed))
         report.useless = sorted(map(_label, FileGraph(whole.values()).invalid_keys()))
     report.files = len(whole)
     report.n_bytes = sum(record.n_bytes for record in whole.values())
@@ -152,7 +152,7 @@ def _apply(
     connection: sqlite3.Connection,
     whole: dict[Key, Record],
     broken: list[Key],
-    report: VerifyReport,
+    report: VerifiedFiles,
 ) -> None:
     """Repair the index and the directory, and enter the differences into ``report``.
 
@@ -162,8 +162,8 @@ def _apply(
     for key in broken:
         Index.delete(connection, key)
         remove_file(file_path(directory, key))
-    known = {record.key: record for record in Index.records(connection)}
-    for key in known.keys() - whole.keys():
+    indexed = {record.key: record for record in Index.records(connection)}
+    for key in indexed.keys() - whole.keys():
         if not file_path(directory, key).is_file():
             Index.delete(connection, key)
             report.missing.append(_label(key))
@@ -171,9 +171,9 @@ def _apply(
         if not file_path(directory, key).exists():
             del whole[key]
         elif (
-            key not in known
-            or known[key].n_bytes != record.n_bytes
-            or known[key].parent != record.parent
+            key not in indexed
+            or indexed[key].n_bytes != record.n_bytes
+            or indexed[key].parent != record.parent
         ):
             Index.insert(connection, record)
             report.unknown.append(_label(key))
@@ -185,7 +185,7 @@ def _apply(
 
 
 def _ours(
-    directory: Path, report: VerifyReport, fix: bool, deep: bool
+    directory: Path, report: VerifiedFiles, fix: bool, deep: bool
 ) -> Iterator[tuple[Path, Key]]:
     """Yield the files of snapshots, each with its key. Other files that are wrong or left over are
     entered into ``report`` and, with ``fix``, removed.
@@ -234,7 +234,7 @@ def _is_prompt(path: Path) -> bool:
     return True
 
 
-def record_of(path: Path, header: Header, run: Runner | None) -> Record:
+def read_record(path: Path, header: Header, run: Runner | None) -> Record:
     """Return the record of the file at ``path``, of which ``run`` checks every byte.
 
     Raises CorruptFileError.

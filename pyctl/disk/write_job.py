@@ -12,7 +12,7 @@ from pyctl.cache.ports import RowsOf
 from pyctl.cache.snapshot import NOTHING, Block, Segment, Snapshot
 from pyctl.errors import NotWrittenError
 
-__all__ = ["CHANGES", "JobState", "WriteJob", "Writing", "copy_of"]
+__all__ = ["CHANGES", "JobState", "WriteJob", "Writing", "detached_copy"]
 
 Writing: TypeAlias = Generator[Segment, None, int]
 """A running write: yields the segments whose rows it needs next, and returns the bytes written.
@@ -91,7 +91,7 @@ class WriteJob:
         snapshot: A copy of the snapshot, with new segments that share the bytes.
         original: The snapshot in the cache.
         is_chosen: Whether a policy chose it.
-        worth: The seconds that it saves; among chosen snapshots, later ones have more.
+        value: The seconds that it saves; among chosen snapshots, later ones have more.
         state: The state of the job; `CHANGES` has the allowed changes.
         n_bytes: The bytes of RAM that the job takes after the eviction, 0 before.
         writing: The running write, from the first turn on.
@@ -102,7 +102,7 @@ class WriteJob:
     snapshot: Snapshot
     original: weakref.ref[Snapshot]
     is_chosen: bool
-    worth: float
+    value: float
     state: JobState = JobState.READY
     n_bytes: int = 0
     writing: Writing | None = None
@@ -139,7 +139,7 @@ class WriteJob:
     @property
     def has_bytes(self) -> bool:
         """True if some RAM would be free without the job."""
-        return self.is_evicted or any(each.rows.size for each in self.snapshot.chain)
+        return self.is_evicted or any(segment.rows.size for segment in self.snapshot.chain)
 
     @property
     def rank(self) -> tuple[bool, bool, bool, float]:
@@ -149,7 +149,7 @@ class WriteJob:
         The order is: cancelled, chosen by a policy, in RAM, then by worth, per byte unless a policy
         chose it.
         """
-        value = self.worth if self.is_chosen else self.worth / max(self.n_bytes, 1)
+        value = self.value if self.is_chosen else self.value / max(self.n_bytes, 1)
         return self.is_cancelled, self.is_chosen, self.is_evicted, value
 
     def take_rows(self, original: Snapshot, rows_of: RowsOf) -> None:
@@ -167,7 +167,7 @@ class WriteJob:
             for copy in copies:
                 if copy.file.is_there:
                     copy.drop()
-        lacking = [copy for copy in copies if copy.only_held_bytes]
+        lacking = [copy for copy in copies if copy.device_only_bytes]
         blocks = rows_of([copies[copy] for copy in lacking])
         for copy, block in zip(lacking, blocks, strict=True):
             copy.held = None  # first: a turn that ends now drops the rows that the device holds
@@ -206,11 +206,11 @@ class WriteJob:
             original.facts = replace(original.facts, for_disk=False)
 
 
-def copy_of(snapshot: Snapshot) -> Snapshot:
+def detached_copy(snapshot: Snapshot) -> Snapshot:
     """Return a copy with its own segments, which share the bytes: no eviction takes them away."""
     parent: Segment | None = None
     for segment in reversed(snapshot.chain):
-        held = segment.held if segment.only_held_bytes else None
+        held = segment.held if segment.device_only_bytes else None
         parent = replace(segment, parent=parent, references=0, held=held)
     assert parent is not None
     return Snapshot(

@@ -54,7 +54,7 @@ from pyctl.cache.device_limits import MAX_UNWRITTEN_BYTES
 from pyctl.cache.ports import AGAIN_SECONDS, FlushCopies, RowsOf, Written
 from pyctl.cache.snapshot import NOTHING, Segment, Snapshot
 from pyctl.disk.readers import STALL_SECONDS
-from pyctl.disk.write_job import JobState, WriteJob, Writing, copy_of
+from pyctl.disk.write_job import JobState, WriteJob, Writing, detached_copy
 from pyctl.errors import NotWrittenError, StateError
 from pyctl.settings.limit import limit
 
@@ -149,31 +149,31 @@ class WriteQueue:
         """Queue a ``snapshot`` of the cache, whose rows in RAM are complete; they live until they
         are written.
         """
-        job = WriteJob(copy_of(snapshot), weakref.ref(snapshot), True, next(self._order))
+        job = WriteJob(detached_copy(snapshot), weakref.ref(snapshot), True, next(self._order))
         with self._changed:
-            known = self._find(snapshot)
-            if known is not None:
-                known.is_chosen = True
+            queued = self._find(snapshot)
+            if queued is not None:
+                queued.is_chosen = True
             elif not self._is_closing:
                 self._jobs[job] = None
                 self._progress_at = self._clock()
                 self._changed.notify_all()
 
     def evict(
-        self, snapshot: Snapshot, rows_of: RowsOf, worth: float, n_bytes: int, *, spills: bool
+        self, snapshot: Snapshot, rows_of: RowsOf, value: float, n_bytes: int, *, spills: bool
     ) -> None:
         """Take over ``snapshot``, which the cache evicts, with ``n_bytes`` that are to be written.
 
         A queued one takes all its rows. One that is not queued is, if it ``spills`` and what waits
-        is not above its ``worth``, the seconds that it saves.
+        is not above its ``value``, the seconds that it saves.
         """
         with self._changed:
             job = self._find(snapshot)
             if job is None:
                 if not spills or self._is_closing:
                     return
-                copy = copy_of(snapshot)
-                job = WriteJob(copy, weakref.ref(snapshot), False, worth, JobState.COPYING)
+                copy = detached_copy(snapshot)
+                job = WriteJob(copy, weakref.ref(snapshot), False, value, JobState.COPYING)
                 self._jobs[job] = None
             elif job.is_evicted:
                 return  # it has all rows already
@@ -187,7 +187,7 @@ class WriteQueue:
             job.take_rows(snapshot, rows_of)
         except (StateError, MemoryError) as error:
             with self._changed:
-                self._lose(job, str(error))
+                self._cancel_logged(job, str(error))
 
     @property
     def awaits_rows(self) -> bool:
@@ -239,7 +239,7 @@ class WriteQueue:
             jobs = [job for job in self._jobs if not job.is_cancelled and job.has_bytes]
             if not jobs:
                 return False
-            self._lose(min(jobs, key=lambda job: job.rank), "the disk is too slow")
+            self._cancel_logged(min(jobs, key=lambda job: job.rank), "the disk is too slow")
             return True
 
     # -- for any thread
@@ -347,9 +347,9 @@ class WriteQueue:
                 n_left -= 1
                 room -= job.n_bytes
             else:
-                self._lose(job, "the disk is too slow")
+                self._cancel_logged(job, "the disk is too slow")
 
-    def _lose(self, job: WriteJob, reason: str) -> None:
+    def _cancel_logged(self, job: WriteJob, reason: str) -> None:
         """Cancel ``job``, count it, and log that once a minute."""
         self._cancel(job, reason)
         self.n_dropped += 1
@@ -486,7 +486,7 @@ class WriteQueue:
                 written.rows = NOTHING  # a copy of rows that the device has
             job.next_segment = next_segment
             self._progress_at = self._clock()
-            if job.state is JobState.READY and next_segment.only_held_bytes:
+            if job.state is JobState.READY and next_segment.device_only_bytes:
                 job.change(JobState.NEEDS_ROWS)
 
     def _finish(self, job: WriteJob, n_bytes: int) -> None:

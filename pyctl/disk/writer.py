@@ -20,12 +20,12 @@ from pathlib import Path
 import numpy as np
 
 from pyctl.cache.snapshot import DRAFT, RECURRENT, Block, Segment, Snapshot
-from pyctl.disk.chain import ChainNames, blocks_of
+from pyctl.disk.chain import ChainNames, segment_blocks
 from pyctl.disk.file_format import MAX_TOKENS, Header, Name, PartKind, SegmentName, StateName
 from pyctl.disk.graph import FileGraph
 from pyctl.disk.index import Index, Key, Record, file_path
 from pyctl.disk.model_folder import ModelFolder
-from pyctl.disk.segment_files import parts_of, remove_file, write_file
+from pyctl.disk.segment_files import remove_file, segment_parts, write_file
 from pyctl.disk.transaction import Transaction
 from pyctl.disk.write_job import Writing
 from pyctl.errors import NotWrittenError
@@ -133,12 +133,12 @@ class StoreWriter:
         self.directory.read_ahead()
         with self.directory.reading() as connection:
             names = ChainNames(snapshot, partial(self._is_whole, connection))
-            twin = Index.record(connection, self.folder.key(StateName.of(snapshot.prefix)))
+            twin = Index.record(connection, self.folder.key(StateName.from_prefix(snapshot.prefix)))
             written_today = Index.written_today(connection)
         if self._satisfies(twin, snapshot.exact):
             return None
         n_bytes = snapshot.state.n_bytes
-        n_bytes += sum(each.n_bytes + each.only_held_bytes for each in names.missing)
+        n_bytes += sum(segment.n_bytes + segment.device_only_bytes for segment in names.missing)
         if self.directory.budget is not None and n_bytes > self.directory.budget:
             raise NotWrittenError(
                 f"it may need {n_bytes / 2**20:,.0f} MiB, more than --kv-cache-budget"
@@ -161,7 +161,7 @@ class StoreWriter:
             if self._is_whole(connection, name):
                 return  # another process was faster
         path = writing.temps.enter_context(temp_path(self.folder.path))
-        writing.records[path] = self._write_temp(path, name, parent, False, blocks_of(segment))
+        writing.records[path] = self._write_temp(path, name, parent, False, segment_blocks(segment))
 
     def _finish(self, writing: OpenWrite) -> int | None:
         """Write the state and publish everything; return the bytes written, None if segments that
@@ -347,7 +347,9 @@ class StoreWriter:
             for record in fresh:
                 graph.add(record)
             evicted = graph.shrink(file_budget)
-            return graph.n_bytes <= file_budget and all(each.key != state.key for each in evicted)
+            return graph.n_bytes <= file_budget and all(
+                evicted_state.key != state.key for evicted_state in evicted
+            )
 
     def _estimate_records(self, snapshot: Snapshot) -> list[Record]:
         """Return records of about the files of ``snapshot`` that are missing, the state last."""
@@ -363,7 +365,7 @@ class StoreWriter:
                     records.append(Record(fingerprint, name, n_bytes, parent, False, now, now))
         state = Record(
             self.folder.fingerprint,
-            StateName.of(snapshot.prefix),
+            StateName.from_prefix(snapshot.prefix),
             snapshot.state.n_bytes,
             names.chain[-1],
             snapshot.exact,
@@ -380,7 +382,9 @@ class StoreWriter:
         blocks = {PartKind.STATE: snapshot.state.recurrent}
         if snapshot.state.draft.size:
             blocks[PartKind.DRAFT_STATE] = snapshot.state.draft
-        return self._write_temp(path, StateName.of(snapshot.prefix), parent, snapshot.exact, blocks)
+        return self._write_temp(
+            path, StateName.from_prefix(snapshot.prefix), parent, snapshot.exact, blocks
+        )
 
     def _write_temp(
         self,
@@ -394,7 +398,7 @@ class StoreWriter:
         now = time.time()
         fingerprint = self.folder.fingerprint
         whole = {kind: np.ascontiguousarray(block) for kind, block in blocks.items()}
-        header = Header(fingerprint, name, parent, exact, now, parts_of(whole))
+        header = Header(fingerprint, name, parent, exact, now, segment_parts(whole))
         write_file(path, header, whole)
         return Record(fingerprint, name, header.offsets[-1], parent, exact, now, now)
 

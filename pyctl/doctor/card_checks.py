@@ -38,7 +38,7 @@ def libraries(facts: Facts) -> list[Finding]:
         f"pyctl setup --pinned: llama-cpp-python {read_pin().release} and the whole extension; "
         f"or {fix}"
     )
-    return [slow(line, fix) for line in facts.llama.losses()]
+    return [slow(line, fix) for line in facts.llama.describe_missing()]
 
 
 def driver(facts: Facts) -> list[Finding] | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pyctl.doctor import card_checks, storage_checks, system_checks
 from pyctl.doctor.facts import Facts
 from pyctl.doctor.finding import Finding, UnknownError
-from pyctl.text import one_line, reason_of
+from pyctl.text import error_text, one_line
 
 __all__ = ["CHECKS", "Check", "DoctorReport", "examine", "screen"]
 
@@ -23,15 +23,15 @@ ABSENT = "does not apply"
 
 @dataclass(frozen=True)
 class Check:
-    """A check, whose ``look`` returns findings, an empty list if all is fine, None if the check
-    does not apply to this machine.
+    """A check, whose ``run_check`` returns findings, an empty list if all is fine, None if the
+    check does not apply to this machine.
 
     It raises UnknownError if it finds no answer. ``is_quick`` checks take no more than some
     milliseconds together.
     """
 
     name: str
-    look: Callable[[Facts], list[Finding] | None]
+    run_check: Callable[[Facts], list[Finding] | None]
     is_quick: bool = False
 
 
@@ -77,14 +77,14 @@ def examine(facts: Facts, checks: Sequence[Check] = CHECKS) -> DoctorReport:
     absent = []
     for check in checks:
         try:
-            found = check.look(facts)
+            found = check.run_check(facts)
         except (
             UnknownError,
             OSError,
             ValueError,
             LookupError,
         ) as error:  # no check may end a server
-            found = [Finding("unknown", f"cannot be told: {reason_of(error)}")]
+            found = [Finding("unknown", f"cannot be told: {error_text(error)}")]
         if found is None:
             absent.append(check.name)
         elif not found:

@@ -27,17 +27,18 @@ class LlamaFacts:
     """The facts from llama.cpp's libraries, read only when a check needs them. Each function may
     raise UnknownError.
 
-    ``losses`` are lines about native modules that do not fit these libraries, and about a release
-    that was chosen and is not in use. ``gpus`` are the names of GPUs they can use; ``idle_card`` is
-    why they use none, and after the last semicolon what helps. ``cuda`` is the CUDA version that
-    they were built with, 0 without CUDA. ``pin_error`` is empty if memory can be pinned. ``plan``
-    are the warnings of a dry run with the given flags, it raises ModelError if the model cannot be
-    served so; ``file`` are the bytes that a model's file must have, and if it has a chat template,
-    ModelError for a damaged one. ``error`` is why the libraries do not load, empty if they do.
+    ``describe_missing`` are lines about native modules that do not fit these libraries, and about a
+    release that was chosen and is not in use. ``gpus`` are the names of GPUs they can use;
+    ``idle_card`` is why they use none, and after the last semicolon what helps. ``cuda`` is the
+    CUDA version that they were built with, 0 without CUDA. ``pin_error`` is empty if memory can be
+    pinned. ``plan`` are the warnings of a dry run with the given flags, it raises ModelError if the
+    model cannot be served so; ``file`` are the bytes that a model's file must have, and if it has a
+    chat template, ModelError for a damaged one. ``error`` is why the libraries do not load, empty
+    if they do.
     """
 
     error: str = ""
-    losses: Callable[[], Sequence[str]] = tuple
+    describe_missing: Callable[[], Sequence[str]] = tuple
     gpus: Callable[[], Sequence[str]] = field(default_factory=lambda: _not_loaded)
     idle_card: Callable[[], str] = field(default_factory=lambda: _not_loaded)
     cuda: Callable[[], int] = field(default_factory=lambda: _not_loaded)

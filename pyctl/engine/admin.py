@@ -17,9 +17,9 @@ from pyctl.cache.cache_stats import (
     CacheView,
     KnownParts,
     LiveView,
-    view_of,
+    build_cache_view,
 )
-from pyctl.cache.check import faults
+from pyctl.cache.check import find_inconsistencies
 from pyctl.cache.ports import Entry
 from pyctl.cache.sequence import LiveSequence
 from pyctl.cache.snapshot import BlockBytes, PromptFacts, PromptMatch
@@ -65,7 +65,7 @@ class EngineAdmin:
         self._revision = time.time_ns() // 10**6  # differs from all revisions before a restart
         no_blocks = BlockBytes(0, 0, 0)
         self._device = 0, no_blocks
-        worker.call(self._look_at_device, is_read=True)
+        worker.call(self._device_usage, is_read=True)
 
     # -- the engine
     # ----------------------------------------------------------------------------------
@@ -78,7 +78,7 @@ class EngineAdmin:
         """Return the engine's memory use apart from the model, without waking a sleeping engine."""
 
         def run() -> EngineMemory:
-            _, blocks = self._look_at_device()
+            _, blocks = self._device_usage()
             return self._memory(blocks)
 
         return self._worker.call(run, is_read=True)
@@ -124,10 +124,12 @@ class EngineAdmin:
         return self._worker.call(self._revise, is_read=True)
 
     def check(self) -> Future[list[str]]:
-        """The contradictions of the cache in RAM, as `faults` lists them; nothing is
+        """The contradictions of the cache in RAM, as `find_inconsistencies` lists them; nothing is
         evaluated meanwhile.
         """
-        return self._worker.call(lambda: faults(self._engine.prefix_cache.cache), is_read=True)
+        return self._worker.call(
+            lambda: find_inconsistencies(self._engine.prefix_cache.cache), is_read=True
+        )
 
     def pin(self, name: str, pinned: bool) -> Future[bool]:
         """Pin or unpin a snapshot by id; False if there is none. RequestError if all pinned exceed
@@ -156,8 +158,8 @@ class EngineAdmin:
         """
         disk = self._engine.prefix_cache.disk
         if disk is not None:
-            for each in disk.entries():
-                if each.pinned and each.name == name:
+            for entry in disk.entries():
+                if entry.pinned and entry.name == name:
                     raise RequestError(f"{name} is pinned: unpin it first")
         was_in_memory = self._worker.call(lambda: self._drop(name)).result()
         was_on_disk = False
@@ -231,7 +233,7 @@ class EngineAdmin:
         """End the request of this id, whose client gets an error; False if no such request runs."""
 
         def run() -> bool:
-            active = next((each for each in self._engine.running if each.id == task), None)
+            active = next((running for running in self._engine.running if running.id == task), None)
             if active is None:
                 return False
             error = RequestError("the request was stopped from the cache view")
@@ -247,16 +249,18 @@ class EngineAdmin:
 
     def _view(self) -> CacheView:
         prefix_cache = self._engine.prefix_cache
-        view = view_of(prefix_cache.cache, prefix_cache.totals, self._parts, prefix_cache.disk)
+        view = build_cache_view(
+            prefix_cache.cache, prefix_cache.totals, self._parts, prefix_cache.disk
+        )
         live = tuple(self._live(seq) for seq in self._engine.sequences)
         return replace(view, live=live, revision=self._revise())
 
     def _live(self, seq: LiveSequence) -> LiveView:
         """Return the view of one live sequence, with the deepest snapshot of its tokens."""
-        found = self._engine.prefix_cache.cache.lookup(PromptMatch(seq.tokens), seq.n)
-        at = ""
-        if found:
-            at = found[0].prefix.name
+        snapshots = self._engine.prefix_cache.cache.lookup(PromptMatch(seq.tokens), seq.n)
+        snapshot_name = ""
+        if snapshots:
+            snapshot_name = snapshots[0].prefix.name
         owner = self._engine.scheduler.occupancy.owner(seq)
         task = -1
         if owner is not None:
@@ -265,7 +269,7 @@ class EngineAdmin:
             id=seq.id,
             n=seq.n,
             busy=owner is not None,
-            at=at,
+            at=snapshot_name,
             tail=tuple(seq.tokens[-SHOWN:].tolist()),
             task=task,
         )
@@ -309,10 +313,10 @@ class EngineAdmin:
                 if snapshot in cache.pinned:
                     raise RequestError(f"{name} is pinned: unpin it first")
                 self._n_changes += 1
-                cache.ends.drop_descendants(snapshot)
+                cache.prompt_ends.drop_descendants(snapshot)
                 cache.drop(snapshot)
                 return True
-        for end in [end for end in cache.ends if end.prefix.name == name]:
+        for end in [end for end in cache.prompt_ends if end.prefix.name == name]:
             cache.drop(end)
             return True
         return False
@@ -320,14 +324,14 @@ class EngineAdmin:
     def _stats(self) -> EngineStats:
         """Return the state of the engine, with counts since the last call."""
         engine = self._engine
-        n_held, blocks = self._look_at_device()
+        n_held, blocks = self._device_usage()
         total = replace(engine.counters)
         before = self._last
         self._last = total
-        names = [each.name for each in fields(EngineCounters)]
+        names = [counter.name for counter in fields(EngineCounters)]
         counts = [name for name in names if name not in ("drafts", "first_tokens")]
         recent = EngineCounters(*(getattr(total, name) - getattr(before, name) for name in counts))
-        suspended = [active.kept for active in engine.waiting.suspended]
+        suspended = [active.suspended_snapshot for active in engine.waiting.suspended]
         return EngineStats(
             total=total,
             recent=recent,
@@ -361,13 +365,13 @@ class EngineAdmin:
             images=self._engine.backend.image_bytes,
         )
 
-    def _look_at_device(self) -> tuple[int, BlockBytes]:
+    def _device_usage(self) -> tuple[int, BlockBytes]:
         """Cells of held rows and bytes of blocks; while the backend evaluates, last time's, and the
         next step reads its memory.
         """
         engine = self._engine
         if engine.state_reads.is_evaluating:
-            self._worker.call(self._look_at_device)
+            self._worker.call(self._device_usage)
         else:
             n_held = 0
             if not engine.asleep:
@@ -418,7 +422,7 @@ class EngineAdmin:
         is_known = self._engine.settings.exact or len(self._engine.sequences) == 1
         ends: Sequence[int] = ()
         if is_known:
-            ends = seq.ends
+            ends = seq.batch_ends
         n_bytes = save_file(
             memory=self._engine.backend.memory,
             seq=seq,
@@ -446,10 +450,10 @@ class EngineAdmin:
         except (StateError, OutOfCellsError) as error:
             engine.prefix_cache.forget(seq)
             raise RequestError(f"Unable to restore slot: {error}") from error
-        seq.reset(saved.tokens, ends=saved.ends)
+        seq.reset(saved.tokens, ends=saved.batch_ends)
         engine.scheduler.mark_shared()
         if seq.shares:
-            seq.ends = []  # its rows lie after other sequences'
+            seq.batch_ends = []  # its rows lie after other sequences'
         disk = engine.prefix_cache.disk
         for_disk = disk is not None and disk.policy.kind != "off"
         seq.facts = PromptFacts(engine.prefix_cache.cache.turn, for_disk=for_disk, n_header=seq.n)

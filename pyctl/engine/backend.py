@@ -30,7 +30,7 @@ __all__ = [
     "Sampler",
     "SequenceTokens",
     "TopTokens",
-    "Verify",
+    "VerifyOutputs",
     "Vocabulary",
 ]
 
@@ -137,22 +137,22 @@ class Sampler(Protocol):
 class SequenceTokens(NamedTuple):
     """``tokens`` to append to sequence ``seq``, which has ``position`` tokens.
 
-    The first ``n_sure`` >= 1 tokens are final; the others are drafts, which
+    The first ``n_committed`` >= 1 tokens are final; the others are drafts, which
     `SequenceMemory.rollback` may remove.
     """
 
     seq: int
     tokens: tuple[int, ...]
     position: int
-    n_sure: int = 1
+    n_committed: int = 1
 
     @property
     def n_drafts(self) -> int:
         """The number of drafts among the tokens."""
-        return len(self.tokens) - self.n_sure
+        return len(self.tokens) - self.n_committed
 
 
-class Verify(NamedTuple):
+class VerifyOutputs(NamedTuple):
     """The result of an evaluation: ``output`` is the index of the last sure token's output, the
     ``drafts``' follow.
 
@@ -175,7 +175,7 @@ class BackendFacts:
     returns once the device has started.
 
     `SequenceMemory.rollback` removes up to ``n_rollback`` drafts of a sequence at no cost; with
-    ``has_planes``, only if all items of the `decode` had equally many tokens. With a mark it
+    ``has_state_history``, only if all items of the `decode` had equally many tokens. With a mark it
     removes up to ``max_drafts``; 0: it cannot. ``draft_type`` is the draft model of
     `Evaluator.draft`: "draft-mtp", "draft-simple", or empty for none.
     """
@@ -188,7 +188,7 @@ class BackendFacts:
     batch_cost: int = 0
     is_async: bool = False
     n_rollback: int = 0
-    has_planes: bool = False
+    has_state_history: bool = False
     max_drafts: int = 0
     draft_type: str = ""
     n_embed: int = 0
@@ -212,8 +212,8 @@ class Vocabulary(Protocol):
 
 
 class Control(Protocol):
-    """Interrupts evaluations and reports their progress. Thread-safe except `allow`, for the
-    engine's thread.
+    """Interrupts evaluations and reports their progress. Thread-safe except `allow_preemption`, for
+    the engine's thread.
     """
 
     def interrupt(self) -> None:
@@ -223,7 +223,7 @@ class Control(Protocol):
     def can_preempt(self) -> bool:
         """Return whether evaluations check for `preempt` often enough."""
 
-    def allow(self, is_so: bool) -> None:
+    def allow_preemption(self, is_so: bool) -> None:
         """Set whether evaluations from now on may fail with PreemptedError.
 
         After it the sequence's contents are undefined, except rows before the start of the

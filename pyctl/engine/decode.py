@@ -14,7 +14,7 @@ from types import TracebackType
 
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.cache.sequence import LiveSequence
-from pyctl.engine.backend import Evaluator, Sampler, TopTokens, Verify
+from pyctl.engine.backend import Evaluator, Sampler, TopTokens, VerifyOutputs
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.jobs import StateReads
 from pyctl.engine.request import DraftCounts, Piece, StopType, Timings
@@ -24,8 +24,8 @@ __all__ = ["Generation"]
 
 
 class Generation:
-    """A reply on the sequence ``seq``: after the prompt, `first` samples one token and `rest` all
-    others.
+    """A reply on the sequence ``seq``: after the prompt, `first` samples one token and `generate`
+    all others.
 
     Events go to ``handle``. ``n_predicted`` counts sampled tokens; ``first_token`` is the time of
     the first one in seconds of the performance counter, 0 for none. A ``with`` block creates and
@@ -111,7 +111,7 @@ class Generation:
         if not self._ended:
             self._token = self._next(0)
 
-    def rest(self) -> Generator[tuple[int, ...], Verify, None]:
+    def generate(self) -> Generator[tuple[int, ...], VerifyOutputs, None]:
         """Evaluate and sample until the reply ends; the sequence then holds at most all tokens but
         the last.
         """
@@ -127,7 +127,7 @@ class Generation:
         if rest or self._unsent or (self._probs and not is_cut):
             self._send(rest, n_probs=0 if is_cut else len(self._probs))
 
-    def _match(self, verify: Verify) -> tuple[int, ...]:
+    def _match(self, verify: VerifyOutputs) -> tuple[int, ...]:
         """Sample while tokens match the drafts, roll the other drafts back, and return the tokens
         to evaluate next.
 
@@ -146,7 +146,7 @@ class Generation:
                 break
             seq.append_one(token)
         if n_drafted:
-            self._handle.drafts += DraftCounts.of(n_drafted, n_right)
+            self._handle.drafts += DraftCounts.of_draft(n_drafted, n_right)
         if n_right == len(drafts) and not self._ended:
             return (token,)
         held = self._evaluator.memory.rollback(seq.id, seq.n)
@@ -176,7 +176,7 @@ class Generation:
             return token
         self._unsent.append(token)
         if self._request.n_probs is not None:
-            self._starts.append(self._n_sent + self._text.n_held)
+            self._starts.append(self._n_sent + self._text.n_withheld)
             self._probs.append(self._top_tokens(sampler, index, token))
         text = self._text
         shown = self._request.control_texts.get(token)
@@ -218,6 +218,6 @@ class Generation:
         """Send ``text``, with the probabilities of the tokens that it starts, or of ``n_probs``."""
         self._n_sent += len(text)
         n_probs = n_probs or bisect_left(self._starts, self._n_sent)
-        self._handle.hold(Piece(text, tuple(self._unsent), tuple(self._probs[:n_probs])))
+        self._handle.defer(Piece(text, tuple(self._unsent), tuple(self._probs[:n_probs])))
         self._unsent = []
         del self._probs[:n_probs], self._starts[:n_probs]

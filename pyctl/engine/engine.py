@@ -18,7 +18,7 @@ from pyctl.cache.ram import RamCache
 from pyctl.cache.reads import Reading
 from pyctl.cache.sequence import LiveSequence
 from pyctl.cache.snapshot import Snapshot
-from pyctl.engine.backend import Backend, Verify
+from pyctl.engine.backend import Backend, VerifyOutputs
 from pyctl.engine.decode import Generation
 from pyctl.engine.draft.speculation import Speculation
 from pyctl.engine.draft.verify_batch import BatchItem, verify_batches
@@ -78,7 +78,7 @@ class Engine:
         self.prewarms = self.scheduler.prewarms
         self.speculation = speculation or Speculation()
         self.asleep = False
-        self._is_prepared = False
+        self._is_warm = False
         self._drafts_lack_cells = False
         self._prefill = Prefill(
             backend, self.cells, self.prefix_cache, self.counters, self.state_reads, clock
@@ -86,7 +86,9 @@ class Engine:
 
     def submit(self, handle: RequestHandle) -> None:
         """Queue a request; its snapshot in an object store is fetched while it waits."""
-        reads = self.prefix_cache.prefetch.start(handle.request, self._prefill.ends, self.sequences)
+        reads = self.prefix_cache.prefetch.start(
+            handle.request, self._prefill.compute_batch_ends, self.sequences
+        )
         self.scheduler.add(handle, reads)
         if not handle.request.background:
             self.backend.control.preempt(False)  # the request that preempted has arrived
@@ -96,7 +98,9 @@ class Engine:
         if not request.cache_prompt:
             return 0
         prompt = request.prompt
-        return self.prefix_cache.prefetch.n_ready(prompt, self._prefill.ends(prompt), seq)
+        return self.prefix_cache.prefetch.n_ready(
+            prompt, self._prefill.compute_batch_ends(prompt), seq
+        )
 
     @property
     def n_waiting(self) -> int:
@@ -114,28 +118,32 @@ class Engine:
         """
         prefill, decode = self.scheduler.schedule()
         if prefill is not None:
-            self.tell()
+            self.deliver_events()
             self._resume(prefill)
             # The batch may have suspended others, and the request may have its first token now.
-            candidates = [each for each in (*decode, prefill) if each in self.running]
-            decode = [each for each in candidates if each.pending is not None]
+            candidates = [
+                candidate for candidate in (*decode, prefill) if candidate in self.running
+            ]
+            decode = [candidate for candidate in candidates if candidate.pending is not None]
         if decode:
             self._decode(decode, is_timed=prefill is None)
             if prefill is None:
                 self.prefix_cache.write_back.flush_copies()
         elif prefill is None:
-            self.tell()
+            self.deliver_events()
             self._wait_for_reads()
         return self.scheduler.has_work or self.prewarms.seconds == 0
 
     def _wait_for_reads(self) -> None:
         """Wait for the disk, if a request does, at most WAIT_SECONDS."""
-        reads = [each.reads for each in (*self.running, *self.waiting) if each.reads is not None]
+        reads = [
+            active.reads for active in (*self.running, *self.waiting) if active.reads is not None
+        ]
         if reads:
             with self.state_reads.allowed(evaluating=False):
                 reads[0].wait(WAIT_SECONDS)
 
-    def tell(self) -> None:
+    def deliver_events(self) -> None:
         """Deliver the events of the last steps. Called while the device evaluates, so that delivery
         costs no time.
         """
@@ -143,21 +151,21 @@ class Engine:
             active.handle.release()
 
     @property
-    def can_prepare(self) -> bool:
-        """Return whether `prepare` has work, and nothing is evaluated or held."""
-        if self._is_prepared or not self.backend.facts.is_async:
+    def needs_warm_up(self) -> bool:
+        """Return whether `warm_up` has work, and nothing is evaluated or held."""
+        if self._is_warm or not self.backend.facts.is_async:
             return False
         if self.asleep or self.scheduler.has_work:
             return False
         return not any(seq.n for seq in self.sequences) and not self.prefix_cache.device.n_cells
 
-    def prepare(self) -> None:
+    def warm_up(self) -> None:
         """Let a separate device load its kernels in a full batch; a request preempts that."""
         facts = self.backend.facts
         control = self.backend.control
         tokens = np.ones(min(facts.n_ubatch, facts.n_cells), np.int32)
         control.preempt(False)
-        control.allow(True)
+        control.allow_preemption(True)
         try:
             with self.state_reads.allowed():
                 self.backend.evaluate(0, tokens, 0)
@@ -165,10 +173,10 @@ class Engine:
         except PyctlError as error:
             log.debug("preparation ends: %s", error)
         finally:
-            control.allow(False)
+            control.allow_preemption(False)
             control.preempt(False)
             self.backend.memory.clear(0)
-            self._is_prepared = True
+            self._is_warm = True
 
     def recover(self, error: PyctlError) -> None:
         """After a failed step, fail all requests with ``error`` and empty all sequences."""
@@ -226,7 +234,7 @@ class Engine:
     # -- the parts of a step
     # ----------------------------------------------------------------------------------
 
-    def _resume(self, active: ActiveRequest, verify: Verify | None = None) -> None:
+    def _resume(self, active: ActiveRequest, verify: VerifyOutputs | None = None) -> None:
         """Run a request up to its next batch or token and record the step that it waits for."""
         if active.steps is None:
             is_prewarm = active.handle.request.background
@@ -251,7 +259,7 @@ class Engine:
         batches = verify_batches(
             requests, self.backend.facts, self.speculation, n_free, self.cells.make_room
         )
-        accepted_before = {each.id: each.handle.drafts.n_accepted for each in requests}
+        accepted_before = {active.id: active.handle.drafts.n_accepted for active in requests}
         began = time.perf_counter()
         for batch in batches:
             if not self._evaluate(batch):
@@ -281,10 +289,10 @@ class Engine:
         """
         try:
             if not self.backend.facts.is_async:
-                self.tell()
+                self.deliver_events()
             with self.state_reads.allowed():
                 self.backend.decode([item.tokens for item in batch])
-            self.tell()
+            self.deliver_events()
         except OutOfCellsError as error:
             # The next step has the cells of unused rows, or goes without drafts. If there are
             # neither, a request gives up its cells.
@@ -301,7 +309,7 @@ class Engine:
         self.counters.count_call(len(batch), longest)
         output = 0
         for item in batch:
-            self._resume(item.active, Verify(output, *item.draft))
+            self._resume(item.active, VerifyOutputs(output, *item.draft))
             output += item.tokens.n_drafts + 1
         return True
 
@@ -318,7 +326,9 @@ class Engine:
         active.started = time.perf_counter()
         with Generation(self.backend, handle, seq, self.state_reads) as reply:
             stats = active.stats = RequestStats(n_prompt=len(request.prompt))
-            lookup = cache.lookup(request, self._prefill.ends(request.prompt), seq, stats)
+            lookup = cache.lookup(
+                request, self._prefill.compute_batch_ends(request.prompt), seq, stats
+            )
             restored = yield from self._restore(seq, lookup, stats)
             stats.n_prewarmed = self.prewarms.used(lookup.match, stats.n_cached)
             lookup = self._prefill.after_reply(seq, lookup)
@@ -330,8 +340,10 @@ class Engine:
             cache.saver.save_end(seq, lookup, stats, self.backend.output, n_alike)
             cache.persist(plan)
             prompt = request.prompt.tokens
-            with self.speculation.following(active.id, prompt, sees_texts=request.sees_texts):
-                yield from reply.rest()
+            with self.speculation.following(
+                active.id, prompt, may_read_prompts=request.may_read_prompts
+            ):
+                yield from reply.generate()
         timings = reply.timings(stats, active.submitted, active.started)
         saved_seconds = cache.saved_time.count(stats, timings.prompt_ms, is_alone=is_alone)
         cache.totals.add(stats, reply.n_predicted, saved_seconds)
@@ -349,7 +361,7 @@ class Engine:
         cache = self.prefix_cache
         assert seq is not None
         active.started = time.perf_counter()
-        ends, goal = self.prewarms.aim(request, self._prefill.ends(request.prompt))
+        ends, goal = self.prewarms.aim(request, self._prefill.compute_batch_ends(request.prompt))
         reply = Generation(self.backend, handle, seq, self.state_reads)
         stats = active.stats = RequestStats(n_prompt=goal)
         lookup = cache.lookup(request, ends, seq, stats)
@@ -357,11 +369,11 @@ class Engine:
             replaced = self.prewarms.replaced_end(lookup, seq)
             restored = yield from self._restore(seq, lookup, stats)
             plan = cache.plan(lookup, restored, seq, stats, may_branch=self._may_branch)
-            plan = replace(plan, cuts=(*plan.cuts, *lookup.ends[-1:], goal))
+            plan = replace(plan, cuts=(*plan.cuts, *lookup.batch_ends[-1:], goal))
             try:
                 yield from self._prefill.run(active, seq, lookup, plan, stats)
             finally:
-                self.prewarms.note(active, lookup.match, stats.n_cached, seq.n)
+                self.prewarms.record(active, lookup.match, stats.n_cached, seq.n)
             cache.persist(plan)
             self.prewarms.evaluated(lookup, replaced)
         stats.n_evaluated = active.n_prewarmed

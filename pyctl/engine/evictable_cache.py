@@ -36,12 +36,12 @@ class EvictableEngineCache:
         pinned = tuple(self._cache.cache.pinned)
         return pool.n_needed(pinned) if self._worker.is_sleeping else pool.n_bytes
 
-    def evict_bytes(self, n_bytes: int, worth: float) -> bool:
-        """Evict below ``worth``, seconds per byte, on the engine's thread; wait only if the model
+    def evict_bytes(self, n_bytes: int, value: float) -> bool:
+        """Evict below ``value``, seconds per byte, on the engine's thread; wait only if the model
         is unloaded.
         """
         is_sleeping = self._worker.is_sleeping
-        done = self._worker.call(partial(self._evict_bytes, n_bytes, worth))
+        done = self._worker.call(partial(self._evict_bytes, n_bytes, value))
         if not is_sleeping:
             return False
         try:
@@ -49,9 +49,9 @@ class EvictableEngineCache:
         except (FutureTimeout, CancelledError):
             return False
 
-    def _evict_bytes(self, n_bytes: int, worth: float) -> bool:
+    def _evict_bytes(self, n_bytes: int, value: float) -> bool:
         """Evict as `RamCache.evict_bytes` does, and have what belongs on disk written."""
-        has_evicted = self._cache.cache.evict_bytes(n_bytes, worth)
+        has_evicted = self._cache.cache.evict_bytes(n_bytes, value)
         if has_evicted:
             self._cache.write_back.flush_copies()
         return has_evicted

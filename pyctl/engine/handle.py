@@ -44,8 +44,8 @@ class RequestHandle:
     """The events of one request; one consumer iterates, blocking or async, up to a Done or Failed
     event.
 
-    The engine's thread calls `hold`, `release` and `put` and counts ``drafts``. Any thread may read
-    ``drafts`` and ``has_new_line``, which is whether the reply has one, call `cancel` and
+    The engine's thread calls `defer`, `release` and `put` and counts ``drafts``. Any thread may
+    read ``drafts`` and ``has_new_line``, which is whether the reply has one, call `cancel` and
     `end_reasoning`, and put an end. With ``is_over`` an end was put; later events are dropped. If
     more than MAX_UNREAD tokens are unread, the request is cancelled and the consumer gets an error
     after them.
@@ -91,7 +91,7 @@ class RequestHandle:
         """
         self.ends_reasoning = True
 
-    def hold(self, piece: Piece) -> None:
+    def defer(self, piece: Piece) -> None:
         """Deliver ``piece`` with the next `release` or `put`. Waking the consumer now would take
         the interpreter from the engine while the device idles.
         """
@@ -118,7 +118,7 @@ class RequestHandle:
     def put(self, event: Event) -> None:
         """Deliver held pieces, then ``event``."""
         if isinstance(event, Piece):
-            self.hold(event)
+            self.defer(event)
             return self.release()
         self._deliver_held()
         self._events.put(event)

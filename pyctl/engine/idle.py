@@ -20,7 +20,7 @@ cache, else to disk. Background requests start after this copy.
 """
 
 PREPARE_SECONDS = 0.5
-"""Idle time before `Engine.prepare`: a request that waited for the model arrives within it."""
+"""Idle time before `Engine.warm_up`: a request that waited for the model arrives within it."""
 
 NEVER = math.inf
 
@@ -47,7 +47,7 @@ class IdleFacts:
     """
 
     is_asleep: bool
-    can_prepare: bool
+    needs_warm_up: bool
     is_writing: bool
     prewarm_seconds: float | None
 
@@ -120,7 +120,7 @@ class IdleSchedule:
         return NEVER if facts.is_asleep else self._copy_at
 
     def _prepare_due(self, facts: IdleFacts) -> float:
-        return self._last_work + PREPARE_SECONDS if facts.can_prepare else NEVER
+        return self._last_work + PREPARE_SECONDS if facts.needs_warm_up else NEVER
 
 
 def _after_writes(due: float, facts: IdleFacts, now: float) -> float:

@@ -30,7 +30,7 @@ class PoolPlan:
     layer_bytes: int
 
     @classmethod
-    def of(cls, n: int, n_rows: int, n_layers: int, layer_bytes: int) -> PoolPlan:
+    def for_layers(cls, n: int, n_rows: int, n_layers: int, layer_bytes: int) -> PoolPlan:
         """Return the plan with the most resident layers for a device with room for ``n`` layers, 1
         at least.
         """

@@ -44,12 +44,12 @@ class Prefill:
         self._counters = counters
         self._state_reads = state_reads
 
-    def ends(self, prompt: Prompt, *, free: bool = False) -> list[int]:
+    def compute_batch_ends(self, prompt: Prompt, *, free: bool = False) -> list[int]:
         """Return the batch ends of ``prompt``; with ``free``, as if batches had no overhead."""
         facts = self._backend.facts
         batch_cost = 0 if free else facts.batch_cost
         ends = batch_ends(prompt, facts.n_ubatch, batch_cost=batch_cost)
-        return self._backend.memory.shape.resume_points.added_to(ends)
+        return self._backend.memory.shape.resume_points.add_to(ends)
 
     def after_reply(self, seq: LiveSequence, lookup: CacheLookup) -> CacheLookup:
         """Return ``lookup`` with batch ends for the tokens after those in ``seq``."""
@@ -57,7 +57,7 @@ class Prefill:
         # where clients may resume. One turn has few boundaries.
         if seq.n_exact == seq.n or not self._backend.facts.batch_cost:
             return lookup
-        return replace(lookup, ends=self.ends(lookup.request.prompt, free=True))
+        return replace(lookup, batch_ends=self.compute_batch_ends(lookup.request.prompt, free=True))
 
     def run(
         self,
@@ -74,13 +74,13 @@ class Prefill:
         run's.
         """
         prompt = active.handle.request.prompt
-        ends = lookup.ends
+        ends = lookup.batch_ends
         began = time.perf_counter()
         save_before = stats.save_ms
         first = last = seq.n
         costs = self._prefix_cache.cache.costs
         shown = PrefillLog(active.id, seq.n, len(prompt), costs, self._clock)
-        _tell_progress(active, seq, stats, 0.0)
+        _report_progress(active, seq, stats, 0.0)
         for previous, end in itertools.pairwise(sorted({0, *ends, *plan.cuts, stats.n_prompt})):
             if end <= seq.n:
                 continue
@@ -101,7 +101,7 @@ class Prefill:
             shown.reached(end)
             if end in plan.cuts:
                 self._prefix_cache.saver.save(seq, plan, stats)
-            _tell_progress(active, seq, stats, shown.seconds_left)
+            _report_progress(active, seq, stats, shown.seconds_left)
             if end < len(prompt):
                 yield None
         stats.n_evaluated = seq.n - stats.n_cached
@@ -109,7 +109,7 @@ class Prefill:
             self._backend.recall(plan.restored[0].state.output)
         if not active.ran_concurrently:  # otherwise the time includes other requests
             ms = (time.perf_counter() - began) * 1e3 - (stats.save_ms - save_before)
-            self._prefix_cache.cache.costs.note_evaluated(first, last, ms / 1e3)
+            self._prefix_cache.cache.costs.record_evaluated(first, last, ms / 1e3)
 
     def _encode(self, picture: ImageSpan) -> bool:
         with self._state_reads.allowed():
@@ -135,7 +135,7 @@ class Prefill:
             active.handle.request.background and picture is None and control.can_preempt
         )
         before = self._before(seq) if is_preemptible else None
-        control.allow(before is not None)
+        control.allow_preemption(before is not None)
         try:
             with self._state_reads.allowed():
                 self._backend.evaluate(
@@ -150,7 +150,7 @@ class Prefill:
         except OutOfCellsError as error:
             return self._evaluate(active, seq, end, plan) if self._empty(plan) else error
         finally:
-            control.allow(False)
+            control.allow_preemption(False)
         self._counters.count_call(1, end)
         return None
 
@@ -181,7 +181,7 @@ class Prefill:
         self._backend.memory.restore(seq.id, seq.n, (), before)
 
 
-def _tell_progress(
+def _report_progress(
     active: ActiveRequest, seq: LiveSequence, stats: RequestStats, seconds_left: float
 ) -> None:
     if active.handle.request.return_progress:

@@ -43,7 +43,7 @@ class Request(CacheRequest):
     and its log-probability, None for neither. ``seq`` is the required sequence, -1 for any. Two
     limits, 0 for none, also end the reply: a line with fewer than ``n_indent`` leading blanks, and
     the first line end more than ``max_ms`` after the first token. ``control_texts`` maps control
-    tokens to their text in the reply; all others have none. Without ``sees_texts`` nothing is
+    tokens to their text in the reply; all others have none. Without ``may_read_prompts`` nothing is
     drafted from the texts of other clients, so that no count of its reply depends on a single token
     of theirs. A ``background`` request only evaluates its prompt, up to its last batch end, while
     no other work is due. With ``after`` it has no client: it is the expected beginning of the turn
@@ -80,7 +80,7 @@ class DraftCounts:
     by_position: tuple[int, ...] = ()
 
     @staticmethod
-    def of(n_drafted: int, n_accepted: int) -> DraftCounts:
+    def of_draft(n_drafted: int, n_accepted: int) -> DraftCounts:
         """Return the counts of one nonempty draft."""
         places = (1,) * n_accepted + (0,) * (n_drafted - n_accepted)
         return DraftCounts(1, n_drafted, n_accepted, places[:MAX_POSITIONS])
@@ -112,9 +112,9 @@ class Progress:
     """Prefill progress: ``n_processed`` of ``n_prompt`` tokens, ``n_cached`` of them restored from
     ``source``.
 
-    ``seconds_left`` is an estimate for the rest, 0 if unknown. ``place`` is the place of a request
-    that waits, 1 for the next one; 0 for one that runs, whose first event follows the restore,
-    before any evaluation.
+    ``seconds_left`` is an estimate for the rest, 0 if unknown. ``queue_position`` is the place of a
+    request that waits, 1 for the next one; 0 for one that runs, whose first event follows the
+    restore, before any evaluation.
     """
 
     n_prompt: int
@@ -124,7 +124,7 @@ class Progress:
     source: Source
     seq: int = 0
     seconds_left: float = 0.0
-    place: int = 0
+    queue_position: int = 0
 
 
 class Piece(NamedTuple):

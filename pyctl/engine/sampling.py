@@ -19,7 +19,7 @@ __all__ = [
     "GrammarKind",
     "Range",
     "Sampling",
-    "range_of",
+    "field_range",
     "sampler_named",
 ]
 
@@ -75,7 +75,7 @@ def cut(low: float = -math.inf, high: float = math.inf) -> Range:
     return Range(low, high, "cut")
 
 
-def refuse(low: float, high: float = INT32_MAX) -> Range:
+def integer_range(low: float, high: float = INT32_MAX) -> Range:
     """Return a range of integers that refuses other values."""
     return Range(low, high, "refuse")
 
@@ -85,10 +85,10 @@ def ignore(low: float) -> Range:
     return Range(low, math.inf, "ignore")
 
 
-def range_of(item: Field[Any]) -> Range | None:
+def field_range(item: Field[Any]) -> Range | None:
     """Return the range of a field of `Sampling`; None for fields that are not numbers."""
-    found: Range | None = item.metadata.get("range")
-    return found
+    bounds: Range | None = item.metadata.get("range")
+    return bounds
 
 
 def by_names(text: str) -> tuple[str, ...]:
@@ -194,7 +194,11 @@ class Sampling:
         0.1, "--xtc-threshold", "1 = off", number(), range=cut(0.0, 1.0)
     )
     repeat_last_n: int = SAMPLING.flag(
-        64, "--repeat-last-n", "tokens that penalties scan, 0 = off", tokens(0), range=refuse(-1)
+        64,
+        "--repeat-last-n",
+        "tokens that penalties scan, 0 = off",
+        tokens(0),
+        range=integer_range(-1),
     )
     repeat_penalty: float = SAMPLING.flag(
         1.0, "--repeat-penalty", "1 = off", number(), "LLAMA_ARG_REPEAT_PENALTY", range=cut()
@@ -214,10 +218,14 @@ class Sampling:
         "--dry-allowed-length",
         "longest repetition without a DRY penalty",
         integer(0),
-        range=refuse(0),
+        range=integer_range(0),
     )
     dry_penalty_last_n: int = SAMPLING.flag(
-        64, "--dry-penalty-last-n", "tokens that DRY scans, 0 = off", tokens(0), range=refuse(-1)
+        64,
+        "--dry-penalty-last-n",
+        "tokens that DRY scans, 0 = off",
+        tokens(0),
+        range=integer_range(-1),
     )
     dry_sequence_breakers: tuple[str, ...] = SAMPLING.flag(
         ("\n", ":", '"', "*"),
@@ -236,7 +244,7 @@ class Sampling:
     mirostat_eta: float = SAMPLING.flag(
         0.1, "--mirostat-lr", "learning rate", number(), range=cut()
     )
-    min_keep: int = field(default=0, metadata={"range": refuse(0)})
+    min_keep: int = field(default=0, metadata={"range": integer_range(0)})
     samplers: tuple[str, ...] = SAMPLING.flag(
         DEFAULT_SAMPLERS,
         "--samplers",
@@ -281,7 +289,7 @@ class Sampling:
         "--adaptive-decay",
         "decay of adaptive sampling",
         number(0.0, 0.99),
-        range=refuse(0, 0.99),
+        range=integer_range(0, 0.99),
     )
     post_sampling_probs: bool = False
 

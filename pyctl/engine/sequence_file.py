@@ -55,7 +55,7 @@ class SavedSequence:
     """
 
     tokens: Tokens
-    ends: tuple[int, ...]
+    batch_ends: tuple[int, ...]
     spans: tuple[Span, ...]
     state: State | None
     n_bytes: int
@@ -81,7 +81,7 @@ def save_file(
         )
     digest = _digest()
     sizes: list[int] = []
-    if not memory.shape.resume_points.allow(seq.n):
+    if not memory.shape.resume_points.contains(seq.n):
         ends = ()
     try:
         make_private(path.parent)
@@ -174,10 +174,10 @@ def load_file(path: Path, identity: str) -> SavedSequence:
         for i, start in enumerate(starts):
             rows = Rows(blocks[2 * i], blocks[2 * i + 1])
             spans.append((rows, start, min(start + SPAN, n)))
-        state = State.of(blocks[-2], blocks[-1])
+        state = State.from_parts(blocks[-2], blocks[-1])
     return SavedSequence(
         tokens=as_tokens(tokens),
-        ends=tuple(ends.tolist()),
+        batch_ends=tuple(ends.tolist()),
         spans=tuple(spans),
         state=state,
         n_bytes=int(data.size),

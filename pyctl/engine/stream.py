@@ -36,7 +36,7 @@ class TextStream:
         return self._release(text)
 
     @property
-    def n_held(self) -> int:
+    def n_withheld(self) -> int:
         """Characters that are withheld."""
         return len(self._held)
 
@@ -76,21 +76,21 @@ class _Stops:
         """Find the first word in ``text``: (its start, the word, 0). If there is none: (-1, "", the
         length of the longest end of ``text`` that starts a word).
         """
-        found = self._pattern.search(text)
-        if found is not None:
-            return found.start(), found[0], 0
+        match = self._pattern.search(text)
+        if match is not None:
+            return match.start(), match[0], 0
         longest = min(self._longest - 1, len(text))
         for n in range(longest, 0, -1):
-            if self._begins(text[-n:]):
+            if self._starts_with(text[-n:]):
                 return -1, "", n
         return -1, "", 0
 
-    def _begins(self, end: str) -> bool:
+    def _starts_with(self, end: str) -> bool:
         """Return whether a word starts with ``end``: it is the one at its place in their order."""
-        at = bisect_left(self._words, end)
-        if at == len(self._words):  # after all words
+        index = bisect_left(self._words, end)
+        if index == len(self._words):  # after all words
             return False
-        return self._words[at].startswith(end)
+        return self._words[index].startswith(end)
 
 
 class LineLimits:
@@ -139,7 +139,7 @@ class ReasoningBudget:
         self._forced: list[int] = []
         self._text = ""  # the last letters, of which a tag may consist
         self._rest = b""  # of a character
-        self._n_chars = max(map(len, limit.ends)) - 1
+        self._n_chars = max(map(len, limit.end_texts)) - 1
         for token in limit.read:
             self.observe_token(token)
 
@@ -163,7 +163,7 @@ class ReasoningBudget:
         if self._forced:
             del self._forced[0]
             if not self._forced:
-                self._leave("")
+                self._end_block("")
             return
         piece = self._limit.texts.get(token) or self._piece(token)
         data = self._rest + piece
@@ -172,15 +172,15 @@ class ReasoningBudget:
         self._rest = data[used:]
         if self._left < 0 and not self._enters():
             return
-        found: list[tuple[int, str]] = []
-        for end in self._limit.ends:
-            at = self._text.find(end)
-            if at >= 0:
-                found.append((at, end))
-        at, end = min(found, default=(-1, ""))
+        endings: list[tuple[int, str]] = []
+        for end in self._limit.end_texts:
+            index = self._text.find(end)
+            if index >= 0:
+                endings.append((index, end))
+        index, end = min(endings, default=(-1, ""))
         if end:
-            behind = at + len(end)
-            self._leave(self._text[behind:])
+            behind = index + len(end)
+            self._end_block(self._text[behind:])
         else:
             self._left = max(self._left - 1, 0)
             n_dropped = max(len(self._text) - self._n_chars, 0)
@@ -191,22 +191,22 @@ class ReasoningBudget:
         start = self._limit.start
         if self._limit.recurs:
             _, tag, behind = self._text.partition(start)
-            found = bool(tag)
-            if found:
+            has_started = bool(tag)
+            if has_started:
                 self._text = behind
             else:
                 n_dropped = max(len(self._text) - len(start) + 1, 0)
                 self._text = self._text[n_dropped:]
         else:
             self._text = self._text.lstrip()
-            found = self._text.startswith(start)
-            self._is_over = not found and not start.startswith(self._text)
+            has_started = self._text.startswith(start)
+            self._is_over = not has_started and not start.startswith(self._text)
             self._text = self._text.removeprefix(start)
-        if found:
+        if has_started:
             self._left = self._limit.n_tokens
-        return found and bool(self._text or self._rest)
+        return has_started and bool(self._text or self._rest)
 
-    def _leave(self, text: str) -> None:
+    def _end_block(self, text: str) -> None:
         """The block has ended, and ``text`` follows."""
         self._left = -1
         self._text = text

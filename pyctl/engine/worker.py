@@ -303,7 +303,7 @@ class Worker:
         try:
             sign = self._sign()
         except EngineError as error:
-            return self._lose_device(error)
+            return self._shut_down_lost_device(error)
         is_working = self._working and not self._closing
         if self._watch.is_stalled(sign, is_working=is_working):
             seconds = self._watch.still_seconds
@@ -311,7 +311,7 @@ class Worker:
             self._hangs = True
             self.give_up(EngineError("the engine makes no progress"))
 
-    def _lose_device(self, reason: EngineError) -> None:
+    def _shut_down_lost_device(self, reason: EngineError) -> None:
         """End the service and write what RAM has: by the engine's thread, or here if a call for the
         device holds it.
         """
@@ -382,7 +382,7 @@ class Worker:
                 if self._idle.is_background and not self._engine.running:
                     is_busy = False  # idle tasks decide: copying rows precedes background requests
                 if not is_busy:
-                    self._rest()
+                    self._start_idling()
                 continue
             self._working = is_busy
             seconds = None if is_busy else self._idle.seconds(self._idle_facts())
@@ -412,7 +412,7 @@ class Worker:
         self._n_steps += 1
         return has_work
 
-    def _rest(self) -> None:
+    def _start_idling(self) -> None:
         """Begin to be idle after the end of work."""
         end_threads()
         self._idle.restart()
@@ -423,7 +423,7 @@ class Worker:
         disk = engine.prefix_cache.disk
         return IdleFacts(
             is_asleep=engine.asleep,
-            can_prepare=engine.can_prepare,
+            needs_warm_up=engine.needs_warm_up,
             is_writing=disk is not None and disk.is_draining_device,
             prewarm_seconds=engine.prewarms.seconds,
         )
@@ -440,7 +440,7 @@ class Worker:
         elif task is IdleTask.COPY:
             self._idle.record_copy(has_more=self._engine.prefix_cache.write_back.copy_next())
         elif task is IdleTask.PREPARE:
-            self._engine.prepare()
+            self._engine.warm_up()
         else:
             self._idle.is_background = False
         return False
@@ -485,7 +485,7 @@ class Worker:
             return
         self._working = True
         self._current = job
-        self._engine.tell()  # deliver before a call that may take long
+        self._engine.deliver_events()  # deliver before a call that may take long
         job.run()
         self._current = None
 

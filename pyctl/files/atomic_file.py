@@ -147,7 +147,7 @@ def temp_path(directory: Path, calls: FileCalls = CALLS) -> Iterator[Path]:
     try:
         yield path
     finally:
-        _give_up(path, descriptor)
+        _discard(path, descriptor)
 
 
 def _locked_temp(directory: Path, calls: FileCalls) -> tuple[Path, int]:
@@ -157,7 +157,7 @@ def _locked_temp(directory: Path, calls: FileCalls) -> tuple[Path, int]:
         try:
             calls.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:  # another process checks whether the file is abandoned
-            _give_up(path, descriptor)
+            _discard(path, descriptor)
             continue
         except OSError:
             return path, descriptor  # the file system has no locks
@@ -166,7 +166,7 @@ def _locked_temp(directory: Path, calls: FileCalls) -> tuple[Path, int]:
         os.close(descriptor)  # another process removed it as abandoned
 
 
-def _give_up(path: Path, descriptor: int) -> None:
+def _discard(path: Path, descriptor: int) -> None:
     with suppress(OSError):
         path.unlink(missing_ok=True)
     os.close(descriptor)
@@ -188,7 +188,7 @@ def replacing(path: Path, *, sync: bool = True, calls: FileCalls = CALLS) -> Ite
                 calls.fsync(file.fileno())
         calls.replace(temporary, path)
     finally:
-        _give_up(temporary, descriptor)
+        _discard(temporary, descriptor)
 
 
 def has_locks(directory: Path) -> bool:

@@ -39,7 +39,7 @@ _STEP_BYTES = 1 << 20
 
 @dataclass(frozen=True, eq=False)
 class ImageFile:
-    """An image file; create with `of`. ``width`` and ``height`` are pixels, from the header."""
+    """An image file; create with `parse`. ``width`` and ``height`` are pixels, from the header."""
 
     data: bytes = field(repr=False)
     kind: ImageKind
@@ -47,7 +47,7 @@ class ImageFile:
     height: int
 
     @classmethod
-    def of(cls, data: bytes) -> ImageFile:
+    def parse(cls, data: bytes) -> ImageFile:
         """Parse the bytes ``data`` of a file. Raises RequestError if it is no supported image, too
         large or truncated.
 

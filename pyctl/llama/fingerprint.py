@@ -105,13 +105,13 @@ def _gpu_facts(resolved: Resolved) -> Iterator[object]:
     split: tuple[object, ...] = ()
     if not shared_split(resolved):
         split = (resolved.memory.layers, settings.split_mode)
-    names = [_name_of(gpu) for gpu in resolved.gpus]
+    names = [_describe_gpu(gpu) for gpu in resolved.gpus]
     yield names, *split, settings.offload_kqv, settings.op_offload, settings.no_host
     if split and settings.split_mode != "layer":
         yield settings.tensor_split, settings.main_gpu
 
 
-def _name_of(gpu: Device) -> str:
+def _describe_gpu(gpu: Device) -> str:
     # Of a worker's device, only the address and the size are known.
     size = f" {gpu.total}" if gpu.is_remote else ""
     return f"{gpu.name} {gpu.description}{size}"

@@ -283,7 +283,7 @@ class LlamaBackend:
             n_ctx=n_ctx,
             is_async=bool(memory.kv.is_async),
             n_rollback=memory.rollbacks.n_rollback,
-            has_planes=memory.kind == "hybrid",
+            has_state_history=memory.kind == "hybrid",
             max_drafts=memory.rollbacks.max_drafts,
         )
 
@@ -313,7 +313,7 @@ class LlamaBackend:
         n = int(tokens.size)
         if picture is not None:
             first = start - picture.start
-            rows = self._images().rows_of(picture, first, first + n)
+            rows = self._images().encoded_rows(picture, first, first + n)
             return self.evaluate_image(
                 seq, rows, picture.start, first, picture.columns, output=output
             )
@@ -393,7 +393,7 @@ class LlamaBackend:
         """Run ``batch``, by default the text batch, with ``n`` tokens of ``items``."""
         memory = self.memory
         struct = batch or self.batch.struct
-        memory.drafts.prepare()
+        memory.drafts.pass_on_rows()
         struct.n_tokens = n
         self.outputs.set(())
         self.control.run(lambda: self._decode(struct))

@@ -19,7 +19,7 @@ from pyctl.llama.images.image_encoder import ImageEncoder
 from pyctl.llama.images.make_encoder import make_encoder
 from pyctl.llama.library import extension
 from pyctl.llama.library.bindings import api
-from pyctl.llama.library.device_loss import lose, when_aborted
+from pyctl.llama.library.device_loss import shut_down_lost_device, when_aborted
 from pyctl.llama.library.devices import start_backends
 from pyctl.llama.library.llama_tokenizer import LlamaTokenizer
 from pyctl.llama.llama_backend import ContextLimits, LlamaBackend, ModelOpener, OpenModel
@@ -60,7 +60,7 @@ class Loaded:
         return self.resolved.drafts
 
     @property
-    def split(self) -> str:
+    def split_mode(self) -> str:
         """The way in which GPUs share the model, see `shared_split`."""
         return shared_split(self.resolved)
 
@@ -83,25 +83,25 @@ def load(
     stopped loading.
     """
     _start(settings)
-    wanted = resolve(settings, drafts or NO_DRAFTS)
+    requested = resolve(settings, drafts or NO_DRAFTS)
     vocabulary = read_vocabulary(settings)
-    encoder = make_encoder(wanted, vision) if _can_see(vision) else None
+    encoder = make_encoder(requested, vision) if _can_see(vision) else None
     usage = encoder.usage if encoder is not None else None
-    resolved = fit_all(wanted, usage, pool if _can_pool(pool) else None)
+    resolved = fit_all(requested, usage, pool if _can_pool(pool) else None)
     if announce is not None:
         announce(resolved)
     opener = _Opener(resolved, vocabulary, progress, sees_images=encoder is not None)
     memory = ContextMemory(resolved.memory.pool, marks=resolved.drafts.uses_texts)
     limits = ContextLimits(resolved.n_outputs, resolved.batch_cost, resolved.max_tokens)
     backend = LlamaBackend(opener, memory, limits, encoder)
-    _note_what_is_slow(backend, resolved)
+    _warn_of_slow_parts(backend, resolved)
     return Loaded(backend, describe_model(backend, resolved), resolved, encoder)
 
 
 def _start(settings: ModelSettings) -> None:
     """Start llama.cpp's backends."""
     start_backends()
-    when_aborted(lose)
+    when_aborted(shut_down_lost_device)
     if settings.numa:
         api.llama_numa_init(NUMA[settings.numa])
 
@@ -167,16 +167,16 @@ class _Opener(ModelOpener):
         return fingerprint(backend, self._resolved)
 
 
-def _note_what_is_slow(backend: LlamaBackend, resolved: Resolved) -> None:
+def _warn_of_slow_parts(backend: LlamaBackend, resolved: Resolved) -> None:
     """Log what slows the model down, and what would speed it up."""
     if not backend.facts.is_async:
-        _note_blocking_copies(resolved.memory)
+        _warn_of_blocking_copies(resolved.memory)
     has_head = api.llama_model_n_layer_nextn(backend.model) > 0
     if has_head and not resolved.drafts.draft_types:
         log.info("the model has a draft head: --spec-type draft-mtp enables it")
 
 
-def _note_blocking_copies(plan: MemoryPlan) -> None:
+def _warn_of_blocking_copies(plan: MemoryPlan) -> None:
     """Warn that copies of rows and states block evaluation, if GPUs hold some of them."""
     holders = [place for place in plan.places if place.usage.kv or place.usage.states]
     if any(place.is_gpu for place in holders):

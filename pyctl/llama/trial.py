@@ -19,10 +19,10 @@ from pathlib import Path
 from pyctl.cache.resume_points import NOWHERE
 from pyctl.engine.backend import SequenceTokens
 from pyctl.llama.library.module_trial import NOT_TRIED
-from pyctl.llama.library.trial_models import models_of, models_with_drafts
+from pyctl.llama.library.trial_models import list_trial_models, models_with_drafts
 from pyctl.llama.llama_backend import LlamaBackend
 from pyctl.llama.loader import load
-from pyctl.llama.memory.memory_check import made_up_text
+from pyctl.llama.memory.memory_check import synthetic_tokens
 from pyctl.llama.settings.draft_settings import DraftSettings
 from pyctl.llama.settings.model_settings import ModelSettings
 from pyctl.llama.settings.pool_settings import PoolSettings
@@ -41,7 +41,7 @@ def try_module(directory: Path, memory: str = "") -> None:
     class.
     """
     module = Path(os.environ[TRIAL]).name.partition(".")[0]
-    for path in models_of(memory) if module == "_core" else models_with_drafts():
+    for path in list_trial_models(memory) if module == "_core" else models_with_drafts():
         model = directory / path.stem
         model.write_bytes(lzma.decompress(path.read_bytes()))
         settings = replace(SETTINGS, path=str(model))
@@ -66,7 +66,7 @@ def try_module(directory: Path, memory: str = "") -> None:
 def _drafts_again(backend: LlamaBackend) -> bool:
     """Return whether the head has the same drafts after rows and states were saved and restored."""
     memory = backend.memory
-    tokens = made_up_text(N_DRAFTED, backend.tokenizer.n_vocab)
+    tokens = synthetic_tokens(N_DRAFTED, backend.tokenizer.n_vocab)
     n = N_DRAFTED
     for first, last in pairwise([*range(0, n, backend.facts.n_ubatch), n]):
         backend.evaluate(0, tokens[first:last], first)
@@ -83,7 +83,7 @@ def _drafts_again(backend: LlamaBackend) -> bool:
 def try_settings(settings: ModelSettings, drafts: DraftSettings) -> None:
     """Load the model of ``settings`` and evaluate some tokens."""
     backend = load(replace(settings, n_ctx=1024), drafts=drafts).backend
-    backend.evaluate(0, made_up_text(64, backend.tokenizer.n_vocab), 0)
+    backend.evaluate(0, synthetic_tokens(64, backend.tokenizer.n_vocab), 0)
     backend.logits(0)
     os._exit(0)
 

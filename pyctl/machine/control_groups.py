@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["MemoryGroup", "memory_groups", "text_of"]
+__all__ = ["MemoryGroup", "memory_groups", "read_text"]
 
 NO_LIMIT = 2**63
 
@@ -24,7 +24,7 @@ def memory_groups(root: Path = Path("/")) -> list[MemoryGroup]:
     """Return the groups of this process and all around them, of versions 1 and 2, by the files
     below ``root``.
     """
-    lines = text_of(root / "proc/self/cgroup").splitlines() or ["0::/"]
+    lines = read_text(root / "proc/self/cgroup").splitlines() or ["0::/"]
     directories = (
         (each, kind) for line in lines for each, kind in _directories(root / "sys/fs/cgroup", line)
     )
@@ -50,20 +50,20 @@ def _directories(groups: Path, line: str) -> Iterator[tuple[Path, tuple[str, str
         return
     group = Path(path.strip("/") if ".." not in path else "")
     for parent in places:
-        for each in (group, *group.parents):
-            yield parent / each, names
+        for ancestor in (group, *group.parents):
+            yield parent / ancestor, names
 
 
 def _read(directory: Path, names: tuple[str, str]) -> MemoryGroup | None:
-    limit, used = (text_of(directory / name) for name in names)
+    limit, used = (read_text(directory / name) for name in names)
     if not limit:
         return None
-    pairs = (line.split() for line in text_of(directory / "memory.stat").splitlines())
+    pairs = (line.split() for line in read_text(directory / "memory.stat").splitlines())
     files = sum(int(pair[1]) for pair in pairs if pair[0] in ("active_file", "inactive_file"))
     return MemoryGroup(int(limit) if limit.isdigit() else NO_LIMIT, max(int(used or 0) - files, 0))
 
 
-def text_of(path: Path) -> str:
+def read_text(path: Path) -> str:
     """Return the text of a small file without blanks around it; empty if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()

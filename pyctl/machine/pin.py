@@ -62,8 +62,8 @@ def extension_source() -> Path:
 
 def extension_digest() -> str:
     """Return the sha256 of the extension's sources."""
-    place = extension_source()
+    source = extension_source()
     digest = hashlib.sha256()
-    for path in [place / "CMakeLists.txt", *sorted((place / "csrc").rglob("*.*"))]:
+    for path in [source / "CMakeLists.txt", *sorted((source / "csrc").rglob("*.*"))]:
         digest.update(path.read_bytes())
     return digest.hexdigest()

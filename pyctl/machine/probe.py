@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pyctl.machine.control_groups import memory_groups, text_of
+from pyctl.machine.control_groups import memory_groups, read_text
 
 __all__ = [
     "AMD",
@@ -33,8 +33,8 @@ __all__ = [
     "find_driver",
     "find_pci_cards",
     "free_bytes",
-    "look_at_machine",
     "meminfo",
+    "probe_machine",
 ]
 
 DRIVER_PLACES = (
@@ -136,7 +136,7 @@ class Machine:
         return bool(self.cards) or NVIDIA in self.pci_cards
 
 
-def look_at_machine(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> Machine:
+def probe_machine(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> Machine:
     """Return the facts of this machine; takes about a second. ``root`` is the parent of /sys and
     /proc.
     """
@@ -162,11 +162,11 @@ def find_driver(places: Sequence[str] = DRIVER_PLACES, root: Path = Path("/")) -
             library = ctypes.CDLL(name)
         except OSError:
             continue
-        return _ask(library, text_of(root / "sys/module/nvidia/version"))
+        return _query_driver(library, read_text(root / "sys/module/nvidia/version"))
     return None
 
 
-def _ask(library: ctypes.CDLL, release: str) -> Driver:
+def _query_driver(library: ctypes.CDLL, release: str) -> Driver:
     """Return the driver's version and cards, or the first error of its library."""
     number = ctypes.c_int(0)
     cuda = (0, 0)
@@ -201,8 +201,8 @@ def find_pci_cards(root: Path = Path("/")) -> tuple[str, ...]:
     """
     vendors = []
     for device in sorted((root / "sys/bus/pci/devices").glob("*")):
-        vendor = text_of(device / "vendor")
-        if vendor in (NVIDIA, AMD) and text_of(device / "class").startswith(DISPLAY_CLASSES):
+        vendor = read_text(device / "vendor")
+        if vendor in (NVIDIA, AMD) and read_text(device / "class").startswith(DISPLAY_CLASSES):
             vendors.append(vendor)
     return tuple(vendors)
 
@@ -221,7 +221,7 @@ def find_compiler(environ: Mapping[str, str] = os.environ) -> Compiler | None:
     first = None
     paths = (shutil.which(name, path=environ.get("PATH")) for name in names)
     for path in dict.fromkeys(filter(None, paths)):
-        if (is_shared := _links(path)) is not None:
+        if (is_shared := _links_cxx(path)) is not None:
             compiler = Compiler(path, _c_compiler(path, environ), is_shared)
             if is_shared:
                 return compiler
@@ -236,7 +236,7 @@ def _c_compiler(path: str, environ: Mapping[str, str]) -> str:
     return environ.get("CC") or (str(beside) if beside.exists() else c)
 
 
-def _links(compiler: str) -> bool | None:
+def _links_cxx(compiler: str) -> bool | None:
     """Return whether ``compiler`` links the C++ library as a shared one; None if it cannot
     compile.
     """
@@ -261,7 +261,7 @@ def _links(compiler: str) -> bool | None:
 
 def _cores(root: Path) -> int:
     n_cores = len(os.sched_getaffinity(0))
-    quota, _, period = text_of(root / "sys/fs/cgroup/cpu.max").partition(" ")
+    quota, _, period = read_text(root / "sys/fs/cgroup/cpu.max").partition(" ")
     if quota.isdigit() and period.isdigit():
         n_cores = min(n_cores, math.ceil(int(quota) / int(period)))
     return max(n_cores, 1)
@@ -271,7 +271,7 @@ def meminfo(name: str, root: Path = Path("/")) -> int:
     """Return the bytes that the kernel has under ``name``, such as MemTotal; 0 if it does not
     report it.
     """
-    match = re.search(rf"^{name}: +(\d+) kB", text_of(root / "proc/meminfo"), re.MULTILINE)
+    match = re.search(rf"^{name}: +(\d+) kB", read_text(root / "proc/meminfo"), re.MULTILINE)
     return int(match[1]) * 1024 if match else 0
 
 

@@ -48,7 +48,8 @@ class ToolBox:
             McpConnection(server, self._loop) for server in self.settings.mcp_servers
         ]
         self._found = [
-            asyncio.run_coroutine_threadsafe(each.tools(), self._loop) for each in self._connections
+            asyncio.run_coroutine_threadsafe(connection.tools(), self._loop)
+            for connection in self._connections
         ]
 
     def wait(self, seconds: float | None = None) -> None:
@@ -76,7 +77,7 @@ class ToolBox:
         """
 
         async def close() -> None:
-            await asyncio.gather(*(each.close() for each in self._connections))
+            await asyncio.gather(*(connection.close() for connection in self._connections))
 
         if self._loop is not None:
             concurrent.futures.wait(
@@ -89,7 +90,7 @@ class ToolBox:
     def __bool__(self) -> bool:
         return bool(self.settings.mcp_servers)
 
-    def named(self, name: str) -> McpTool:
+    def get(self, name: str) -> McpTool:
         """Return the tool ``name``. Raises NotFoundError."""
         if (tool := self._tools.get(name)) is None:
             raise NotFoundError(f"unknown tool {name[:100]!r}")

@@ -93,12 +93,12 @@ class BenchOptions:
 @dataclass
 class BenchRun:
     """A run that measures into ``records``; ``work`` is an empty directory for the cache and the
-    logs, ``say`` shows progress.
+    logs, ``report`` shows progress.
     """
 
     options: BenchOptions
     work: Path
-    say: Callable[[str], None]
+    report: Callable[[str], None]
     records: list[Record] = field(default_factory=list)
     chars_per_token: float = 4.0
     tokens_per_second: float = 0.0
@@ -182,14 +182,14 @@ class BenchRun:
         self._vram_before = self.options.vram()
         try:
             server.start()
-            self.say(f"{name} is ready after {server.load_seconds:.1f} s")
+            self.report(f"{name} is ready after {server.load_seconds:.1f} s")
             for step in steps:
                 step(server)
             server.stop()
         except (OSError, HTTPException, ValueError) as error:
             reason = _last_words(str(error))
-            self._note("failed", server=name, why=reason)
-            self.say(f"{name} failed: {reason}")
+            self._record("failed", server=name, why=reason)
+            self.report(f"{name} failed: {reason}")
         finally:
             server.kill()
 
@@ -202,11 +202,11 @@ class BenchRun:
         if needed <= remaining:
             return True
         reason = f"takes about {needed:.0f} s, {max(remaining, 0):.0f} s are left"
-        self._note("skipped", what=what, why=reason)
-        self.say(f"skipped: {what}")
+        self._record("skipped", what=what, why=reason)
+        self.report(f"skipped: {what}")
         return False
 
-    def _note(self, kind: str, **fields: Any) -> None:
+    def _record(self, kind: str, **fields: Any) -> None:
         self.records.append({"kind": kind, **fields})
 
     def _chat(self, name: str, n_tokens: int) -> Messages:
@@ -217,7 +217,7 @@ class BenchRun:
 
     def _measure(self, server: AskedServer, *, is_first: bool) -> None:
         """Measure cold prompts, next turns, and returns after another conversation."""
-        self._prepare(server, is_first=is_first)
+        self._warm_up(server, is_first=is_first)
         # a row of one compares nothing
         done = []
         n_servers = 1 + (is_first and bool(self.options.peer))
@@ -225,8 +225,8 @@ class BenchRun:
             messages = self._chat(f"{depth}", depth)
             if not self._fits(n_servers * depth, f"{depth:,} tokens on {server.name}"):
                 break
-            reply = self.ask(server, COLD, depth, messages, N_SHORT)
-            self._note(
+            reply = self.request(server, COLD, depth, messages, N_SHORT)
+            self._record(
                 "prefill",
                 server=server.name,
                 depth=depth,
@@ -238,10 +238,10 @@ class BenchRun:
         if not done:
             return  # memory before a prompt compares with none after it
         self._announce(server, "another conversation", done[0])
-        server.ask(self._chat("other", done[0]), N_SHORT)
+        server.request(self._chat("other", done[0]), N_SHORT)
         for depth in done:
-            self.ask(server, AGAIN, depth, self._follow(server, depth, 1), N_SHORT)
-        self._note(
+            self.request(server, AGAIN, depth, self._follow(server, depth, 1), N_SHORT)
+        self._record(
             "memory",
             server=server.name,
             ram_mib=resident_mib(server.pid),
@@ -255,7 +255,7 @@ class BenchRun:
             return None
         return (now - self._vram_before) / MIB
 
-    def _prepare(self, server: AskedServer, *, is_first: bool) -> None:
+    def _warm_up(self, server: AskedServer, *, is_first: bool) -> None:
         """Load the kernels; at the first start, measure speed and context."""
         if is_first:
             sample = source_text()[:SAMPLE_CHARS]
@@ -265,8 +265,8 @@ class BenchRun:
             self._n_ctx = int(settings["n_ctx"])
         warm = min(WARM_TOKENS, max(self.options.depths))
         self._announce(server, "two short conversations", 2 * warm)
-        server.ask(self._chat("warm", warm), N_SHORT)
-        reply = server.ask(self._chat("warmer", warm), N_SHORT, ignore_eos=True)
+        server.request(self._chat("warm", warm), N_SHORT)
+        reply = server.request(self._chat("warmer", warm), N_SHORT, ignore_eos=True)
         if is_first:
             self.tokens_per_second = _prefill_rate(reply)
 
@@ -282,16 +282,16 @@ class BenchRun:
         """
         depths = [depth for depth in self._depths() if f"{OURS} {depth}" in self.replies]
         for depth in depths:
-            self.ask(server, FROM_DISK, depth, self._follow(server, depth, 2), N_SHORT)
+            self.request(server, FROM_DISK, depth, self._follow(server, depth, 2), N_SHORT)
         for depth in depths[:-1]:
-            self.ask(server, FROM_RAM, depth, self._follow(server, depth, 3), N_SHORT)
+            self.request(server, FROM_RAM, depth, self._follow(server, depth, 3), N_SHORT)
 
     def _follow(self, server: AskedServer, depth: int, number: int) -> Messages:
         messages = self._chat(f"{depth}", depth)
         reply = self.replies[f"{server.name} {depth}"]
         return turn(messages, reply, FOLLOW_UPS[number])
 
-    def ask(
+    def request(
         self,
         server: AskedServer,
         way: str,
@@ -304,8 +304,8 @@ class BenchRun:
         first token.
         """
         self._announce(server, way, depth)
-        reply = server.ask(messages, n, **more)
-        self._note(
+        reply = server.request(messages, n, **more)
+        self._record(
             "first token",
             server=server.name,
             way=way,
@@ -316,7 +316,7 @@ class BenchRun:
             evaluated=reply.evaluated,
         )
         figures = f"{reply.first_ms:,.0f} ms, {reply.evaluated:,} evaluated"
-        self.say(f"{server.name}: {depth:,} tokens, {way}: {figures}")
+        self.report(f"{server.name}: {depth:,} tokens, {way}: {figures}")
         return reply
 
     def _announce(self, server: AskedServer, what: str, n_tokens: int) -> None:
@@ -327,11 +327,11 @@ class BenchRun:
             if seconds < SIGN_SECONDS:
                 return
             text += f", at most {seconds:,.0f} s"
-        self.say(f"{text} ...")
+        self.report(f"{text} ...")
 
     def _decode(self, server: AskedServer, depth: int, messages: Messages) -> None:
-        reply = self.ask(server, NEXT, depth, messages, self.options.n_decode, ignore_eos=True)
-        self._note(
+        reply = self.request(server, NEXT, depth, messages, self.options.n_decode, ignore_eos=True)
+        self._record(
             "decode",
             server=server.name,
             depth=depth,
@@ -350,9 +350,9 @@ class BenchRun:
         self._announce(server, "replies with drafts", depth)
         first = turn(messages, "Yes.", FOLLOW_UPS[1])
         second = turn(messages, "Yes.", FOLLOW_UPS[0])
-        server.ask(first, self.options.n_decode, ignore_eos=True)
-        reply = server.ask(second, self.options.n_decode, ignore_eos=True)
-        self._note(
+        server.request(first, self.options.n_decode, ignore_eos=True)
+        reply = server.request(second, self.options.n_decode, ignore_eos=True)
+        self._record(
             "drafts",
             depth=depth,
             rate=reply.rate,
@@ -380,7 +380,7 @@ class BenchRun:
     def _compare_in_memory(self, server: AskedServer, mode: str) -> None:
         messages = self._chat("exact", EXACT_TOKENS)
         self._announce(server, f"{mode}, a conversation to compare", EXACT_TOKENS)
-        reply = server.ask(messages, N_SHORT)
+        reply = server.request(messages, N_SHORT)
         other_turn = turn(messages, "It is complete.", FOLLOW_UPS[2])
         own_turn = turn(messages, reply.text, FOLLOW_UPS[2])
         self._compare(server, mode, "in memory", other_turn)
@@ -397,19 +397,19 @@ class BenchRun:
         """
         fields = {"logprobs": True, "top_logprobs": N_PROBS}
         self._announce(server, f"{mode}, {what}: restored and cold", EXACT_TOKENS)
-        warm = server.ask(
+        warm = server.request(
             messages,
             N_COMPARED,
             **fields,
         )
-        cold = server.ask(
+        cold = server.request(
             messages,
             N_COMPARED,
             cache_prompt=False,
             **fields,
         )
         largest = difference(warm.probs, cold.probs)
-        self._note(
+        self._record(
             "exact",
             mode=mode,
             what=what,
@@ -418,7 +418,9 @@ class BenchRun:
             difference=largest,
             tokens=N_COMPARED,
         )
-        self.say(f"{mode}, {what}: {warm.cached:,} tokens restored, largest difference {largest:g}")
+        self.report(
+            f"{mode}, {what}: {warm.cached:,} tokens restored, largest difference {largest:g}"
+        )
 
 
 def difference(warm: Sequence[Probs], cold: Sequence[Probs]) -> float:

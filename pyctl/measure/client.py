@@ -83,7 +83,7 @@ class AskedServer(ServerProcess):
 
     post = get
 
-    def ask(self, messages: Messages, n_predict: int, **fields: Any) -> TimedReply:
+    def request(self, messages: Messages, n_predict: int, **fields: Any) -> TimedReply:
         """Send a conversation and read the stream. Raises OSError if the server refuses."""
         body = {
             "messages": messages,

@@ -34,7 +34,7 @@ from pyctl.files.user_directory import user_directory
 from pyctl.http_client import http_client
 from pyctl.model_files import split_names
 from pyctl.settings.limit import limit
-from pyctl.text import duration, one_line, reason_of
+from pyctl.text import duration, error_text, one_line
 
 __all__ = ["MAGIC", "DownloadLog", "download", "fetch_url"]
 
@@ -213,7 +213,7 @@ def download(
                 "%s interrupted after %d bytes (%s); resuming",
                 _without_secrets(url),
                 part.n_bytes,
-                reason_of(reason),
+                error_text(reason),
             )
             time.sleep(pause_seconds * 2 ** (failures - 1))
         part.finish(target)
@@ -393,7 +393,7 @@ def _locked(path: Path) -> FileIO:
 
 
 def _refusal(url: httpx.URL, error: Exception) -> ConfigError:
-    return ConfigError(f"cannot fetch {_without_secrets(url)}: {reason_of(error)}")
+    return ConfigError(f"cannot fetch {_without_secrets(url)}: {error_text(error)}")
 
 
 def _without_secrets(url: httpx.URL) -> str:

@@ -28,8 +28,8 @@ from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 from pyctl.errors import ConfigError
 from pyctl.model_files import HubSettings, split_names
 from pyctl.model_files.download import MAGIC, DownloadLog, fetch_url
-from pyctl.model_files.hub_cache import choose, companion_of, newest
-from pyctl.text import reason_of
+from pyctl.model_files.hub_cache import choose, find_companion, main_revision
+from pyctl.text import error_text
 
 __all__ = ["fetch", "fetch_companion"]
 
@@ -50,8 +50,8 @@ def fetch(settings: HubSettings) -> Path:
         except (OSError, HTTPError, LocalEntryNotFoundError) as error:
             # Only what kept us from asking ends here: a refusal of the hub is a ConfigError
             # already.
-            unreachable = f"{constants.ENDPOINT} cannot be reached ({reason_of(error)})"
-    revision = newest(repo)
+            unreachable = f"{constants.ENDPOINT} cannot be reached ({error_text(error)})"
+    revision = main_revision(repo)
     if revision is None:
         raise ConfigError(f"{repo} is not downloaded yet, and {unreachable}")
     first = choose(
@@ -77,12 +77,12 @@ def fetch_companion(settings: HubSettings, model: Path) -> Path | None:
     if not settings.offline:
         with suppress(OSError, HTTPError, LocalEntryNotFoundError), _refusals(repo):
             listed = _listed(repo, settings)
-            name = companion_of(listed, _name_in(repo, model, listed))
+            name = find_companion(listed, _name_in(repo, model, listed))
             return _fetched(repo, name, settings) if name else None
-    revision = newest(repo)
+    revision = main_revision(repo)
     if revision is None:
         return None
-    name = companion_of(revision.names, _name_in(repo, model, revision.names))
+    name = find_companion(revision.names, _name_in(repo, model, revision.names))
     return revision.path / name if name else None
 
 
@@ -176,10 +176,10 @@ def _refusals(repo: str) -> Iterator[None]:
     except LocalEntryNotFoundError:
         raise
     except EntryNotFoundError as error:
-        raise ConfigError(f"{repo}: {reason_of(error)}") from error
+        raise ConfigError(f"{repo}: {error_text(error)}") from error
     except HFValidationError as error:
-        raise ConfigError(f"{repo} is not the name of a model: {reason_of(error)}") from error
+        raise ConfigError(f"{repo} is not the name of a model: {error_text(error)}") from error
     except HfHubHTTPError as error:
         if error.response is not None and error.response.status_code >= 500:
             raise
-        raise ConfigError(f"{constants.ENDPOINT} refuses {repo}: {reason_of(error)}") from error
+        raise ConfigError(f"{constants.ENDPOINT} refuses {repo}: {error_text(error)}") from error

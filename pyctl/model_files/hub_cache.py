@@ -13,7 +13,7 @@ from pathlib import Path
 from pyctl.errors import ConfigError
 from pyctl.model_files import SPLIT_NAME, is_model_file
 
-__all__ = ["Revision", "cached_files", "choose", "companion_of", "newest", "revisions"]
+__all__ = ["Revision", "cached_files", "choose", "find_companion", "main_revision", "revisions"]
 
 PREFERRED = ("Q4_K_M", "Q8_0")
 """Quants that are taken if none is asked for, as in llama-server."""
@@ -48,7 +48,7 @@ def revisions(environ: Mapping[str, str] = os.environ, of: str = "") -> Iterator
             yield Revision(repo, path, names, rank)
 
 
-def newest(repo: str, environ: Mapping[str, str] = os.environ) -> Revision | None:
+def main_revision(repo: str, environ: Mapping[str, str] = os.environ) -> Revision | None:
     """Return the revision of a repository that ``main`` was when it was last fetched, else the
     newest one.
     """
@@ -91,7 +91,7 @@ def choose(names: Sequence[str], quant: str, file: str, where: str) -> str:
     return models[0]
 
 
-def companion_of(names: Sequence[str], model: str) -> str:
+def find_companion(names: Sequence[str], model: str) -> str:
     """Return the name of the vision encoder for ``model`` among ``names``; empty if there is
     none.
     """

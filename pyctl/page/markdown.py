@@ -25,7 +25,7 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_by_name
 from pygments.util import ClassNotFound
 
-__all__ = ["html_of"]
+__all__ = ["to_html"]
 
 _DELIMITERS = (("$$", "$$"), ("\\[", "\\]"), ("\\(", "\\)"), ("$", "$"))
 
@@ -52,7 +52,7 @@ _MATHML_ATTRIBUTES = re.compile(
 )
 
 
-def html_of(text: str) -> str:
+def to_html(text: str) -> str:
     """Return ``text`` as HTML; any text is Markdown of some kind."""
     return str(_parser().render(text))
 

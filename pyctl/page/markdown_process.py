@@ -69,7 +69,7 @@ class MarkdownProcess:
         return self._process.pid if self._process is not None else None
 
     def render(self, texts: Iterable[str]) -> list[str]:
-        """Return the HTML of each, as `html_of` makes it; texts that are too long or take too long
+        """Return the HTML of each, as `to_html` makes it; texts that are too long or take too long
         stay unchanged.
         """
         with self._lock:
@@ -129,18 +129,18 @@ def _main() -> None:
     """Answer until no text arrives for some time."""
     import resource
 
-    from pyctl.page.markdown import html_of
+    from pyctl.page.markdown import to_html
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal; the server ends by itself
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     os.nice(5)
-    html_of("```python\nx\n```")  # the first takes longest
+    to_html("```python\nx\n```")  # the first takes longest
     signal.alarm(_IDLE_SECONDS)
     for line in sys.stdin.buffer:
         signal.alarm(int(_SECONDS) + 2)  # in case the server is gone
         html = plain_html(json.loads(line))
         with suppress(Exception):
-            html = html_of(json.loads(line))
+            html = to_html(json.loads(line))
         sys.stdout.write(json.dumps(html) + "\n")
         sys.stdout.flush()
         signal.alarm(_IDLE_SECONDS)

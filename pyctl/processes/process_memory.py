@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pyctl.settings.limit import limit
 
-__all__ = ["collect_all", "give_back", "resident_bytes", "share_heaps"]
+__all__ = ["collect_all", "resident_bytes", "share_heaps", "trim_heap"]
 
 _MAX_HEAPS = limit(2, "heaps of the C library (glibc)", "threads share them", "process")
 _ARENA_MAX = -8
@@ -32,7 +32,7 @@ def share_heaps(environ: Mapping[str, str] = os.environ) -> bool:
     return not is_said and bool(_of_glibc("mallopt", _ARENA_MAX, _MAX_HEAPS))
 
 
-def give_back() -> bool:
+def trim_heap() -> bool:
     """Return free pages to the system; whether there were any. Takes milliseconds, in which threads
     may wait.
     """
@@ -44,7 +44,7 @@ def collect_all() -> None:
     gc.unfreeze()
     gc.collect()
     gc.freeze()
-    give_back()
+    trim_heap()
 
 
 def _of_glibc(name: str, *numbers: int) -> int:

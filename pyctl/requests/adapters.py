@@ -9,7 +9,7 @@ from pyctl.engine.backend import EngineInfo
 from pyctl.errors import NotSupportedError, RequestError
 from pyctl.requests.body_reader import MAX_NAMES, Body, at_most
 
-__all__ = ["keep_scales", "scales_of"]
+__all__ = ["keep_scales", "parse_adapter_scales"]
 
 
 class _Scale(Body, frozen=True):
@@ -17,14 +17,14 @@ class _Scale(Body, frozen=True):
     scale: float = 0.0
 
 
-def scales_of(value: Any, name: str = "lora") -> tuple[tuple[int, float], ...]:
+def parse_adapter_scales(value: Any, name: str = "lora") -> tuple[tuple[int, float], ...]:
     """Return the adapters of a request by number and scale. Raises RequestError for other
     values.
     """
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise RequestError(f"'{name}' must be an array of objects with 'id' and 'scale' fields")
     at_most(MAX_NAMES, len(value), name)
-    return tuple((scale.id, scale.scale) for scale in map(_Scale.of, value))
+    return tuple((scale.id, scale.scale) for scale in map(_Scale.from_json, value))
 
 
 def keep_scales(info: EngineInfo, scales: Iterable[tuple[int, float]]) -> None:

@@ -18,7 +18,7 @@ from pyctl.requests.body_reader import (
     boolean,
     json_object,
     out_of_range,
-    refuse,
+    reject_unsupported,
     string,
     strings,
 )
@@ -208,24 +208,28 @@ class GenerationBody(Body, frozen=True):
     of `Sampling`.
     """
 
-    options: Annotated[ReplyOptions, Flattened(ReplyOptions.of)] = ReplyOptions()
+    options: Annotated[ReplyOptions, Flattened(ReplyOptions.from_json)] = ReplyOptions()
     sampling: Annotated[dict[str, Any], Flattened(sampling_values)] = msgspec.field(
         default_factory=dict
     )
     n: Annotated[int, Integer(1, MAX_CHOICES), Names("n_cmpl", "n")] = 1
     n_probs: Annotated[int | None, _probs] = None
-    stops: Annotated[StopConditions, Flattened(StopConditions.of)] = StopConditions()
+    stops: Annotated[StopConditions, Flattened(StopConditions.from_json)] = StopConditions()
     seq: Annotated[int, _seq, Names("id_slot")] = -1
     cache_prompt: bool | None = None
     prefix_cache: Any = None
-    structured: Annotated[StructuredOutput, Flattened(StructuredOutput.of)] = StructuredOutput()
-    reasoning: Annotated[ReasoningOptions, Flattened(ReasoningOptions.of)] = ReasoningOptions()
+    structured: Annotated[StructuredOutput, Flattened(StructuredOutput.from_json)] = (
+        StructuredOutput()
+    )
+    reasoning: Annotated[ReasoningOptions, Flattened(ReasoningOptions.from_json)] = (
+        ReasoningOptions()
+    )
 
     @classmethod
-    def of(cls: type[B], values: Mapping[str, Any]) -> B:
+    def from_json(cls: type[B], values: Mapping[str, Any]) -> B:
         best_of = ("all replies that are made come back, 'n' of them", 1, values.get("n"))
-        refuse(values, {**_NOT_DONE, "best_of": best_of})
-        return super().of(values)
+        reject_unsupported(values, {**_NOT_DONE, "best_of": best_of})
+        return super().from_json(values)
 
 
 def _count_or_switch(value: Any, name: str) -> int | None:
@@ -313,7 +317,7 @@ def _chat_probs(values: Mapping[str, Any]) -> int | None:
     """Return the number of OpenAI's ``logprobs`` and ``top_logprobs``, or llama-server's
     ``n_probs``.
     """
-    probs = _ChatProbs.of(values)
+    probs = _ChatProbs.from_json(values)
     if probs.logprobs:
         n = 20 if values["logprobs"] is True else probs.logprobs
         return n if probs.top_logprobs is None else probs.top_logprobs
@@ -325,7 +329,9 @@ def _chat_probs(values: Mapping[str, Any]) -> int | None:
 class ChatBody(GenerationBody, frozen=True):
     """The body of POST /v1/chat/completions."""
 
-    conversation: Annotated[ConversationBody, Flattened(ConversationBody.of)] = ConversationBody()
+    conversation: Annotated[ConversationBody, Flattened(ConversationBody.from_json)] = (
+        ConversationBody()
+    )
     n_probs: Annotated[int | None, Flattened(_chat_probs)] = None
 
 

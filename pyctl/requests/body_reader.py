@@ -47,7 +47,7 @@ __all__ = [
     "number",
     "others",
     "out_of_range",
-    "refuse",
+    "reject_unsupported",
     "string",
     "strings",
 ]
@@ -200,7 +200,7 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
     """A JSON object with known members."""
 
     @classmethod
-    def of(cls: type[B], values: Mapping[str, Any]) -> B:
+    def from_json(cls: type[B], values: Mapping[str, Any]) -> B:
         """Return the body of ``values``. Raises RequestError."""
         present: dict[str, Any] = {}
         for field_name, field in _fields(cls).items():
@@ -217,7 +217,7 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def parse(cls: type[B], body: bytes) -> B:
         """Return the body of JSON text. Raises RequestError."""
-        return cls.of(parse_object(body))
+        return cls.from_json(parse_object(body))
 
     @classmethod
     def names(cls) -> frozenset[str]:
@@ -233,7 +233,7 @@ def others(values: Mapping[str, Any], body: type[Body], ignored: frozenset[str])
     return {name: value for name, value in values.items() if name not in own}
 
 
-def refuse(values: Mapping[str, Any], not_done: Mapping[str, tuple[Any, ...]]) -> None:
+def reject_unsupported(values: Mapping[str, Any], not_done: Mapping[str, tuple[Any, ...]]) -> None:
     """Raise NotSupportedError for a known field that is not supported, if it has an effect.
 
     ``not_done`` maps the field to a hint and the values without an effect, besides null, false, 0
@@ -293,4 +293,4 @@ def _reader_of_type(hint: Any) -> Reader:
 
 def _nested(value: Any, name: str, body: type[Body]) -> Body:
     """Return an object as a body."""
-    return body.of(json_object(value, name))
+    return body.from_json(json_object(value, name))

@@ -30,7 +30,7 @@ from pyctl.files.image_file import ImageFile
 from pyctl.requests.body_reader import at_most
 from pyctl.requests.request_pool import Fetched, FilesMissing
 from pyctl.settings.limit import limit
-from pyctl.text import reason_of
+from pyctl.text import error_text
 
 __all__ = [
     "FetchRules",
@@ -140,7 +140,7 @@ def _fetch_one(url: str, end: float, rules: FetchRules) -> bytes | str:
         seconds = f"{rules.max_seconds:.0f} seconds"
         raise RequestError(f"the image did not arrive within {seconds}") from None
     except (httpcore.NetworkError, httpcore.ProtocolError, OSError, ValueError) as error:
-        raise RequestError(f"cannot fetch the image: {reason_of(error)[:200]}") from None
+        raise RequestError(f"cannot fetch the image: {error_text(error)[:200]}") from None
 
 
 def _host(url: str) -> str:
@@ -193,9 +193,11 @@ class _PublicNetwork(httpcore.NetworkBackend):
         found = self._rules.resolve(host, port, type=socket.SOCK_STREAM)
         addresses = [str(info[4][0]) for info in found]
         is_allowed = self._rules.is_allowed
-        if not all(is_allowed(ipaddress.ip_address(each.partition("%")[0])) for each in addresses):
+        if not all(
+            is_allowed(ipaddress.ip_address(address.partition("%")[0])) for address in addresses
+        ):
             raise RequestError("the address of the image is not in the public network")
-        seconds = _left(self._end, httpcore.ConnectTimeout)
+        seconds = _seconds_until(self._end, httpcore.ConnectTimeout)
         return _TimedStream(
             self._network.connect_tcp(addresses[0], port, seconds, local_address, socket_options),
             self._end,
@@ -210,10 +212,10 @@ class _TimedStream(httpcore.NetworkStream):
         self._end = end
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        return self._stream.read(max_bytes, _left(self._end, httpcore.ReadTimeout))
+        return self._stream.read(max_bytes, _seconds_until(self._end, httpcore.ReadTimeout))
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        self._stream.write(buffer, _left(self._end, httpcore.WriteTimeout))
+        self._stream.write(buffer, _seconds_until(self._end, httpcore.WriteTimeout))
 
     def close(self) -> None:
         self._stream.close()
@@ -224,7 +226,7 @@ class _TimedStream(httpcore.NetworkStream):
         server_hostname: str | None = None,
         timeout: float | None = None,
     ) -> httpcore.NetworkStream:
-        seconds = _left(self._end, httpcore.ConnectTimeout)
+        seconds = _seconds_until(self._end, httpcore.ConnectTimeout)
         return _TimedStream(
             self._stream.start_tls(ssl_context, server_hostname, seconds), self._end
         )
@@ -233,7 +235,7 @@ class _TimedStream(httpcore.NetworkStream):
         return self._stream.get_extra_info(info)
 
 
-def _left(end: float, timeout: type[Exception]) -> float:
+def _seconds_until(end: float, timeout: type[Exception]) -> float:
     """Return the seconds until ``end``. Raises ``timeout`` if there are none."""
     seconds = end - time.monotonic()
     if seconds <= 0:
@@ -369,7 +371,7 @@ class ImageSources:
                 self._missing.setdefault(url, where)
                 at_most(_MAX_ADDRESSES, len(self._missing), "messages", "addresses of images")
                 return None
-            image = ImageFile.of(data)
+            image = ImageFile.parse(data)
             self._found.append((image, where))
             return image
         except RequestError as error:

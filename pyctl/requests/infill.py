@@ -122,7 +122,7 @@ def _chunks(value: Any) -> list[_Chunk]:
         raise RequestError('"input_extra" must be an array of {"filename": string, "text": string}')
     if not all(isinstance(chunk.get("text"), str) for chunk in value):
         raise RequestError('extra_context chunk must contain a "text" field with a string value')
-    return [_Chunk.of(chunk) for chunk in value]
+    return [_Chunk.from_json(chunk) for chunk in value]
 
 
 def _plain(tokenizer: Tokenizer, text: str) -> list[int]:

@@ -21,7 +21,7 @@ from pyctl.requests.chat_request import chat_request, prepare_chat
 from pyctl.requests.prepared_reply import PreparedReply
 from pyctl.requests.prompts import RequestedPrompt, raw_prompts
 from pyctl.requests.request_pool import NOTHING, Fetched
-from pyctl.requests.sampling_fields import sampling_of
+from pyctl.requests.sampling_fields import build_sampling
 from pyctl.requests.service import Service
 from pyctl.requests.text_limit import check_fits
 
@@ -38,7 +38,7 @@ def prepare(service: Service, body: AnyBody, fetched: Fetched = NOTHING) -> list
     NotSupportedError for features that this model or server lacks.
     """
     keep_scales(service.info, body.options.lora)
-    sampling = sampling_of(
+    sampling = build_sampling(
         body.sampling, service.settings.sampling, service.tokenizer, service.info.n_vocab
     )
     replies: list[PreparedReply] = []
@@ -148,7 +148,7 @@ def _disk_policy(service: Service, body: GenerationBody) -> DiskPolicy:
     default = service.disk_policy
     if body.prefix_cache is None:
         return default
-    return DiskPolicy.of_request(body.prefix_cache, default)
+    return DiskPolicy.from_request(body.prefix_cache, default)
 
 
 def _nth(request: Request, number: int) -> Request:

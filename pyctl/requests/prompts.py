@@ -58,7 +58,7 @@ def raw_prompts(
             check_fits(part, service.tokenizer, service.info.n_ctx)
     bos = service.info.bos_token if service.tokenizer.add_bos else ""
     for prompt, text in _read_prompts(value, service, MAX_REPLIES // body.n, fetched):
-        shown = service.text_of(prompt.tokens.tolist()) if text is None else bos + text
+        shown = service.readable(prompt.tokens.tolist()) if text is None else bos + text
         yield RequestedPrompt(prompt, shown, constraint, reasoning)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pyctl.requests.adapters import scales_of
+from pyctl.requests.adapters import parse_adapter_scales
 from pyctl.requests.body_reader import (
     MAX_NAMES,
     Body,
@@ -65,5 +65,5 @@ class ReplyOptions(Body, frozen=True):
     ping_seconds: Annotated[int | None, Integer(low=-1), Names("sse_ping_interval")] = None
     reasoning_format: str | None = None
     reasoning_control: bool = False
-    lora: Annotated[tuple[tuple[int, float], ...], scales_of] = ()
-    echoed: Annotated[EchoedOptions, Flattened(EchoedOptions.of)] = EchoedOptions()
+    lora: Annotated[tuple[tuple[int, float], ...], parse_adapter_scales] = ()
+    echoed: Annotated[EchoedOptions, Flattened(EchoedOptions.from_json)] = EchoedOptions()

@@ -28,7 +28,7 @@ __all__ = [
     "PostReplyQueue",
     "RequestPool",
     "client_left",
-    "until_left",
+    "run_until_disconnect",
 ]
 
 log = logging.getLogger(__name__)
@@ -227,7 +227,7 @@ class Lane:
                 was_abandoned = job.state == "abandoned"
                 job.state = "over"
                 self._n_abandoned -= was_abandoned
-            job.tell(tell)  # last: the loop drops a job at its end
+            job.resolve(tell)  # last: the loop drops a job at its end
             del job, tell
             if was_abandoned:
                 return  # another thread runs in place of this one
@@ -309,7 +309,7 @@ class _Job(Generic[R]):
             return lambda done, error=error: done.set_exception(error)  # type: ignore[misc]
         return lambda done: done.set_result(result)
 
-    def tell(self, tell: Callable[[asyncio.Future[R]], None]) -> None:
+    def resolve(self, tell: Callable[[asyncio.Future[R]], None]) -> None:
         """Have the event loop end the job."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends
             self._loop.call_soon_threadsafe(self._end, tell)
@@ -325,7 +325,7 @@ async def client_left(receive: Receive) -> None:
         pass
 
 
-async def until_left(receive: Receive, work: Awaitable[object]) -> bool:
+async def run_until_disconnect(receive: Receive, work: Awaitable[object]) -> bool:
     """Wait for ``work``, which is cancelled when the client disconnects; return whether it ended by
     itself.
     """

@@ -13,7 +13,7 @@ from pyctl.engine.sampling import (
     SAMPLER_LETTERS,
     Range,
     Sampling,
-    range_of,
+    field_range,
     sampler_named,
 )
 from pyctl.errors import RequestError
@@ -29,7 +29,7 @@ from pyctl.requests.body_reader import (
 from pyctl.requests.text_limit import CHARS_PER_TOKEN
 from pyctl.settings.limit import limit
 
-__all__ = ["MAX_BIASES", "sampling_of", "sampling_values"]
+__all__ = ["MAX_BIASES", "build_sampling", "sampling_values"]
 
 _MAX_BREAKERS = limit(32, "`dry_sequence_breakers`", "400", "request")
 _MAX_BREAKER = limit(256, "one of the `dry_sequence_breakers`", "400", "request", "characters")
@@ -126,7 +126,7 @@ _OWN_READERS: dict[str, Reader] = {
 
 def _reader(item: Field[Any]) -> Reader | None:
     """Return the reader of a member of `Sampling`; None for one that no field of its name sets."""
-    limits = range_of(item)
+    limits = field_range(item)
     if limits is not None:
         return _number_in(limits, isinstance(item.default, int))
     if item.name in _OWN_READERS:
@@ -142,7 +142,7 @@ _READERS = {item.name: read for item in fields(Sampling) if (read := _reader(ite
 # ----------------------------------------------------------------------------------
 
 
-def sampling_of(
+def build_sampling(
     values: Mapping[str, Any], defaults: Sampling, tokenizer: Tokenizer, n_vocab: int
 ) -> Sampling:
     """Return ``defaults`` with ``values``, the result of `sampling_values`, in their place.

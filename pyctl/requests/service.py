@@ -11,7 +11,7 @@ from pyctl.chat.cached_tokenizer import Tokenizer, readable
 from pyctl.chat.chat_format import ChatFormat
 from pyctl.engine.backend import EngineInfo
 from pyctl.engine.worker import Worker
-from pyctl.processes.process_memory import give_back
+from pyctl.processes.process_memory import trim_heap
 from pyctl.requests.image_sources import ImageSources
 from pyctl.requests.reply_settings import ReplySettings
 from pyctl.requests.request_pool import Fetched, PostReplyQueue, RequestPool
@@ -23,7 +23,7 @@ __all__ = ["Service", "SharedState"]
 class SharedState:
     """The parts of a process that requests to all of its models share."""
 
-    pool: RequestPool = field(default_factory=lambda: RequestPool(give_back))
+    pool: RequestPool = field(default_factory=lambda: RequestPool(trim_heap))
 
     @property
     def media_path(self) -> str:
@@ -66,7 +66,7 @@ class Service:
     @cached_property
     def disk_policy(self) -> DiskPolicy:
         """The default disk policy of requests."""
-        return DiskPolicy.of_server(self.settings.disk_policy)
+        return DiskPolicy.from_flag(self.settings.disk_policy)
 
     def image_sources(self, fetched: Fetched) -> ImageSources | None:
         """Return the sources of a request's images, None for a model that reads none."""
@@ -77,6 +77,6 @@ class Service:
             reader, fetched, n_ctx=self.info.n_ctx, media_path=self.shared.media_path
         )
 
-    def text_of(self, tokens: Sequence[int]) -> str:
+    def readable(self, tokens: Sequence[int]) -> str:
         """Return the text of ``tokens`` for display."""
         return readable(self.tokenizer, tokens)

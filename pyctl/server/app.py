@@ -45,12 +45,12 @@ from pyctl.server.http import (
     ErrorForm,
     JsonResponse,
     anthropic_error,
+    error_form,
     error_response,
-    form_of,
     http_exceptions,
     ollama_error,
 )
-from pyctl.server.kept_streams import HEADER, outlive
+from pyctl.server.kept_streams import HEADER, keep_stream
 from pyctl.server.loading_response import LoadingResponse
 from pyctl.server.middleware import (
     MAX_BODY_BYTES,
@@ -72,7 +72,7 @@ __all__ = ["create_app", "create_loading_app", "early_paths"]
 _MARKDOWN_PATH = "/page/markdown"
 
 
-async def _html_of(shared: AppState, request: Request) -> Response:
+async def _render_markdown(shared: AppState, request: Request) -> Response:
     """Answer POST /page/markdown {"texts": [...]}: the HTML of each, harmless for any texts. It
     needs no model.
     """
@@ -86,7 +86,7 @@ async def _html_of(shared: AppState, request: Request) -> Response:
 
 
 async def _render(models: Models, request: Request) -> Response:
-    return await _html_of(models.shared, request)
+    return await _render_markdown(models.shared, request)
 
 
 async def _read_pdf(models: Models, request: Request) -> Response:
@@ -108,9 +108,9 @@ class Operation(Generic[S]):
 
     Pages of other origins may not use one that ``is_own``, though they may generate: those show or
     change shared state, or start processes. With ``by_name`` an origin has to be named: any page of
-    this machine is too many. Streams of one that ``outlives`` may outlive their connections. One
-    that ``is_light`` needs the vocabulary or the cache of a model at most, which stay when it is
-    unloaded. Of several models, ``unnamed`` answers requests that name none.
+    this machine is too many. Streams of one that ``is_detachable`` may outlive their connections.
+    One that ``is_light`` needs the vocabulary or the cache of a model at most, which stay when it
+    is unloaded. Of several models, ``unnamed`` answers requests that name none.
 
     One that is ``debugged`` shows prompts with --slots-debug, and is own then. With
     ``takes_last_used``, the model that was used last answers requests that name none. With
@@ -122,7 +122,7 @@ class Operation(Generic[S]):
     paths: tuple[str, ...]
     is_own: bool = False
     by_name: bool = False
-    outlives: bool = False
+    is_detachable: bool = False
     is_light: bool = False
     debugged: bool = False
     takes_last_used: bool = False
@@ -157,13 +157,13 @@ _OF_MODEL: tuple[Operation[HttpService], ...] = (
         "POST",
         completions.chat_completions,
         ("/chat/completions", "/v1/chat/completions"),
-        outlives=True,
+        is_detachable=True,
     ),
-    Operation("POST", completions.completions, ("/v1/completions",), outlives=True),
+    Operation("POST", completions.completions, ("/v1/completions",), is_detachable=True),
     Operation(
-        "POST", completions.native_completion, ("/completion", "/completions"), outlives=True
+        "POST", completions.native_completion, ("/completion", "/completions"), is_detachable=True
     ),
-    Operation("POST", completions.infill, ("/infill",), outlives=True),
+    Operation("POST", completions.infill, ("/infill",), is_detachable=True),
     Operation("POST", token_counts.tokenize, ("/tokenize",), is_light=True),
     Operation("POST", token_counts.detokenize, ("/detokenize",), is_light=True),
     Operation("POST", token_counts.apply_template, ("/apply-template",), is_light=True),
@@ -175,9 +175,9 @@ _OF_MODEL: tuple[Operation[HttpService], ...] = (
     Operation("POST", embeddings.rank, ("/rerank", "/reranking", "/v1/rerank", "/v1/reranking")),
     Operation("POST", cache_routes.pin, ("/cache/pin",), is_own=True, is_light=True),
     Operation("POST", cache_routes.prewarm, ("/cache/prewarm", "/cache/warm")),
-    Operation("POST", anthropic.messages, ("/v1/messages",), outlives=True),
+    Operation("POST", anthropic.messages, ("/v1/messages",), is_detachable=True),
     Operation("POST", anthropic.count_tokens, ("/v1/messages/count_tokens",), is_light=True),
-    Operation("POST", responses.create, ("/responses", "/v1/responses"), outlives=True),
+    Operation("POST", responses.create, ("/responses", "/v1/responses"), is_detachable=True),
     Operation(
         "POST",
         responses.input_tokens,
@@ -220,7 +220,7 @@ _OF_PROCESS: tuple[Operation[Models], ...] = (
     Operation("GET", ollama_models.loaded_models, ("/api/ps",)),
     Operation("GET", ollama.version, ("/api/version",)),
     *(
-        Operation[Models](method, ollama.refuse, ("/api/{name:path}",))
+        Operation[Models](method, ollama.reject_path, ("/api/{name:path}",))
         for method in ("GET", "POST", "DELETE")
     ),
 )
@@ -241,7 +241,7 @@ def create_app(models: Models) -> Starlette:
     paths: dict[str, dict[str, tuple[Operation[HttpService] | Operation[Models], Answer]]] = {}
     for endpoint in _OF_MODEL:
         for path in endpoint.paths:
-            answer = partial(_answer, models, endpoint, form_of(path))
+            answer = partial(_answer, models, endpoint, error_form(path))
             paths.setdefault(path, {})[endpoint.method] = (endpoint, answer)
     # After the models' routes: the first path that fits counts, and "/api/{name:path}" fits many.
     of_process = _OF_PROCESS
@@ -254,13 +254,13 @@ def create_app(models: Models) -> Starlette:
     routes: list[BaseRoute] = [
         Route(
             settings.api_prefix + path,
-            _checked(models, answers, form_of(path)),
+            _checked(models, answers, error_form(path)),
             methods=list(answers),
         )
         for path, answers in paths.items()
     ]
     routes += page_routes(settings)
-    limit = MAX_IMAGES_BODY_BYTES if models.sees_images else MAX_BODY_BYTES
+    limit = MAX_IMAGES_BODY_BYTES if models.supports_images else MAX_BODY_BYTES
     files = names() if settings.has_page else ()
     if settings.static_path:
         routes.append(
@@ -289,7 +289,7 @@ def create_loading_app(shared: AppState) -> Starlette:
 
     async def loading(request: Request, error: Exception) -> Response:
         return error_response(
-            LoadingError(), form_of(request.url.path.removeprefix(settings.api_prefix))
+            LoadingError(), error_form(request.url.path.removeprefix(settings.api_prefix))
         )
 
     return Starlette(
@@ -314,9 +314,9 @@ def _early_routes(shared: AppState) -> list[Route]:
 
     async def render(request: Request) -> Response:
         try:
-            return await _html_of(shared, request)
+            return await _render_markdown(shared, request)
         except Exception as error:
-            return _response_to(form_of(_MARKDOWN_PATH), request, error)
+            return _response_to(error_form(_MARKDOWN_PATH), request, error)
 
     checks = [
         Middleware(KeyMiddleware, keys=settings.api_keys, prefix=settings.api_prefix),
@@ -348,8 +348,8 @@ def _checked(
         endpoint, answer = answers["GET" if request.method == "HEAD" else request.method]
         if endpoint.is_own or (endpoint.debugged and settings.slots_debug):
             check_origin(request.headers, settings, by_name=endpoint.by_name)
-        if endpoint.outlives and request.headers.get(HEADER):
-            return await outlive(streams, partial(answered, answer), request)
+        if endpoint.is_detachable and request.headers.get(HEADER):
+            return await keep_stream(streams, partial(answered, answer), request)
         return await answer(request)
 
     return partial(answered, checked)
@@ -401,7 +401,7 @@ async def _answer(
     if not name and endpoint.takes_last_used:
         model = models.last_used
     if model is None:
-        model = models.named(name)
+        model = models.get(name)
     if model.service is not None and endpoint.is_light:
         return await handler(model.service, request)
     choice = request.query_params.get("autoload", "")

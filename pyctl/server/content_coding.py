@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pyctl.errors import ContentCodingError, RequestError, TooLargeError
 from pyctl.settings.limit import limit
 
-__all__ = ["ContentCodingMiddleware", "decoder_of"]
+__all__ = ["ContentCodingMiddleware", "create_decoder"]
 
 _PIECE_BYTES = 2**20
 """Decoded at a time; between two pieces, other requests are served."""
@@ -118,7 +118,7 @@ _DECODERS: dict[str, Callable[[], Decoder]] = {
 }
 
 
-def decoder_of(coding: str) -> Decoder:
+def create_decoder(coding: str) -> Decoder:
     """Return a decoder for a ``Content-Encoding``. Raises ContentCodingError for an unknown one and
     for several.
     """
@@ -172,7 +172,7 @@ class _DecodedBody:
 
     async def _next(self) -> Message:
         if self._decoder is None:
-            self._decoder = decoder_of(self._coding)
+            self._decoder = create_decoder(self._coding)
         while (piece := next(self._pieces, None)) is None:
             if not self._has_more:
                 self._is_over = True

@@ -20,7 +20,7 @@ from uvicorn.server import ServerState
 
 from pyctl.settings.limit import limit
 
-__all__ = ["ConnectionGuard", "GuardedProtocol", "raise_file_limit"]
+__all__ = ["ConnectionGuard", "GuardedHttpProtocol", "raise_file_limit"]
 
 log = logging.getLogger("pyctl")
 
@@ -53,7 +53,7 @@ WRITE_SECONDS = limit(300.0, "a client that does not read its reply", "closed", 
 
 RESET_SECONDS = 0.05
 """The time from the end of a client's sending to the first check for its reset;
-`ConnectionGuard.look` makes the next ones.
+`ConnectionGuard.close_slow_clients` makes the next ones.
 """
 
 OWN_FILES = 128
@@ -101,23 +101,23 @@ class ConnectionGuard:
         """Start without connections; ``clock`` gives monotonic seconds."""
         self.maximum = maximum
         self._heads: dict[
-            GuardedProtocol, None
+            GuardedHttpProtocol, None
         ] = {}  # those whose head is awaited, the oldest first
         self._clock = clock
         self._last_look = clock()
         self._next_line = 0.0
         self._n_unsaid = 0
 
-    def admit(self, connection: GuardedProtocol) -> bool:
+    def admit(self, connection: GuardedHttpProtocol) -> bool:
         """Return whether there is room for ``connection``, if need be after closing another one."""
         if len(connection.connections) <= self.maximum:
             return True
         if not self._heads:
-            self.say(
+            self.warn_throttled(
                 "no more than %d connections (--max-connections): a client gets 503", self.maximum
             )
             return False
-        self.say(
+        self.warn_throttled(
             "no more than %d connections (--max-connections): one that sends nothing is closed",
             self.maximum,
         )
@@ -127,16 +127,16 @@ class ConnectionGuard:
         connection_out.transport.abort()
         return True
 
-    def awaits_head(self, connection: GuardedProtocol) -> None:
+    def awaits_head(self, connection: GuardedHttpProtocol) -> None:
         """Note that the next bytes from ``connection`` are a head."""
         self._heads.pop(connection, None)
         self._heads[connection] = None
 
-    def drop(self, connection: GuardedProtocol) -> None:
+    def drop(self, connection: GuardedHttpProtocol) -> None:
         """Note that no head is awaited from ``connection`` any longer."""
         self._heads.pop(connection, None)
 
-    def look(self, connections: set[Any]) -> None:
+    def close_slow_clients(self, connections: set[Any]) -> None:
         """Close connections that take too long; to be called every second or so."""
         now = self._clock()
         passed = min(now - self._last_look, 5.0)
@@ -144,7 +144,7 @@ class ConnectionGuard:
         for connection in tuple(connections):
             connection.check(passed, now)
 
-    def say(self, text: str, *args: object) -> None:
+    def warn_throttled(self, text: str, *args: object) -> None:
         """Log a warning, but of several within some seconds only the first."""
         now = self._clock()
         if now < self._next_line:
@@ -166,7 +166,7 @@ class ConnectionGuard:
             errno.ENOBUFS,
             errno.ENOMEM,
         ):
-            self.say("a connection cannot be taken: %s", error.strerror)
+            self.warn_throttled("a connection cannot be taken: %s", error.strerror)
         else:
             loop.default_exception_handler(context)
 
@@ -182,7 +182,7 @@ def _has_two_lengths(headers: list[tuple[bytes, bytes]]) -> bool:
     } and CLOSE_HEADER not in headers
 
 
-class GuardedProtocol(H11Protocol):
+class GuardedHttpProtocol(H11Protocol):
     """uvicorn's HTTP/1.1, watched by ``guard``."""
 
     def __init__(self, guard: ConnectionGuard, config: uvicorn.Config, state: ServerState) -> None:
@@ -201,7 +201,7 @@ class GuardedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if self._guard.admit(self):
-            self._note()
+            self._update_phase()
         else:
             self._answer(503, "too many connections", retry=True)
 
@@ -219,7 +219,7 @@ class GuardedProtocol(H11Protocol):
             self._waited = 0.0
         self._n_bytes += len(data)
         super().data_received(data)
-        self._note()
+        self._update_phase()
 
     def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn's closes every connection
         """Keep the connection if the client, which sends no more, may still read the reply that it
@@ -257,7 +257,7 @@ class GuardedProtocol(H11Protocol):
             self._is_half_closed and self.conn.their_state is h11.IDLE
         ):  # no pipelined request is left
             self.transport.close()
-        self._note()
+        self._update_phase()
 
     def check(self, passed: float, now: float) -> None:
         """Close the connection if its client took too long, or is gone: ``passed`` more seconds
@@ -277,7 +277,7 @@ class GuardedProtocol(H11Protocol):
         elif (
             self._phase is h11.SEND_BODY and self._waited > BODY_SECONDS + self._n_bytes / BODY_RATE
         ):
-            self._guard.say(
+            self._guard.warn_throttled(
                 "a body came too slowly: %d bytes in %.0f s", self._n_bytes, self._waited
             )
             self._end(not (self.cycle.response_started or self.cycle.response_complete))
@@ -303,10 +303,10 @@ class GuardedProtocol(H11Protocol):
         self._stuck = self._stuck + passed if unsent and unsent >= self._unsent > 0 else 0.0
         self._unsent = unsent
         if self._stuck > WRITE_SECONDS:
-            self._guard.say("a client took nothing of its reply for %.0f s", self._stuck)
+            self._guard.warn_throttled("a client took nothing of its reply for %.0f s", self._stuck)
             self.transport.abort()
 
-    def _note(self) -> None:
+    def _update_phase(self) -> None:
         """Note the phase that the connection is in now."""
         phase = self.conn.their_state
         if phase is self._phase:

@@ -36,14 +36,14 @@ __all__ = [
     "anthropic_error",
     "encode",
     "error_body",
+    "error_form",
     "error_response",
-    "form_of",
     "frame",
-    "given_key",
     "http_exceptions",
     "json_lines",
     "named_frames",
     "ollama_error",
+    "requested_key",
     "stream_head",
 ]
 
@@ -54,7 +54,7 @@ PING = b":\n\n"
 """A comment, which shows clients that a silent stream is alive."""
 
 
-def given_key(headers: Headers) -> str:
+def requested_key(headers: Headers) -> str:
     """Return the key that a client sent, as bearer token or as ``x-api-key``; empty without one.
     "bearer" has any case.
     """
@@ -193,7 +193,7 @@ _FORMS: tuple[tuple[str, ErrorForm], ...] = (
 )
 
 
-def form_of(path: str) -> ErrorForm:
+def error_form(path: str) -> ErrorForm:
     """Return the form of errors at ``path``, which is without --api-prefix."""
     return next((form for start, form in _FORMS if path.startswith(start)), error_body)
 
@@ -226,6 +226,6 @@ def http_exceptions(prefix: str) -> Callable[[Request, Exception], Awaitable[Res
         if isinstance(error, HTTPException) and error.status_code in (404, 405):
             method = f"{request.method} " if error.status_code == 405 else ""
             error = NotFoundError(f"no such endpoint: {method}{path[:_MAX_SHOWN]}")
-        return error_response(error, form_of(path.removeprefix(prefix)))
+        return error_response(error, error_form(path.removeprefix(prefix)))
 
     return respond

@@ -17,8 +17,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pyctl.errors import NotFoundError, RequestError
 from pyctl.requests.json_text import decode
-from pyctl.requests.request_pool import until_left
-from pyctl.server.http import error_response, given_key
+from pyctl.requests.request_pool import run_until_disconnect
+from pyctl.server.http import error_response, requested_key
 from pyctl.settings.limit import limit
 
 __all__ = [
@@ -26,9 +26,9 @@ __all__ = [
     "KeptResponse",
     "KeptStream",
     "KeptStreams",
-    "key_of",
-    "outlive",
+    "keep_stream",
     "send_stream",
+    "stream_key",
 ]
 
 log = logging.getLogger(__name__)
@@ -57,13 +57,13 @@ Key: TypeAlias = tuple[str, str]
 """The API key that asked, empty without one, and the client's id."""
 
 
-def key_of(request: Request, name: str) -> Key:
+def stream_key(request: Request, name: str) -> Key:
     """Return the key of this client's stream ``name``. Raises RequestError."""
     if not name:
         raise RequestError("Missing conversation id in path")
     if len(name) > _MAX_ID_CHARS:
         raise RequestError(f"an id of a conversation has at most {_MAX_ID_CHARS} characters")
-    return given_key(request.headers), name
+    return requested_key(request.headers), name
 
 
 class KeptStream:
@@ -110,7 +110,7 @@ class KeptStream:
         self._news.set()
         self._news = asyncio.Event()
 
-    async def until_begun(self) -> bool:
+    async def wait_for_headers(self) -> bool:
         """Wait for ``head``; return False if the answer ends without one."""
         while self.head is None and not self.ended:
             await self._news.wait()
@@ -180,7 +180,7 @@ class KeptStreams:
             raise NotFoundError("Stream not found or expired")
         return self._streams[key]
 
-    def named(self, key: Key) -> list[tuple[str, KeptStream]]:
+    def find_variants(self, key: Key) -> list[tuple[str, KeptStream]]:
         """Return the streams of ``key`` and of its variants ``<id>::<model>``."""
         self.expire()
         owner, name = key
@@ -219,7 +219,7 @@ class _StreamLookup(msgspec.Struct, frozen=True):
 Answer: TypeAlias = Callable[[Request], Awaitable[ASGIApp]]
 
 
-async def outlive(streams: KeptStreams, answer: Answer, request: Request) -> ASGIApp:
+async def keep_stream(streams: KeptStreams, answer: Answer, request: Request) -> ASGIApp:
     """Return the response of ``answer``, which raises nothing, to ``request``, which names a
     conversation; its stream is kept.
     """
@@ -228,7 +228,7 @@ async def outlive(streams: KeptStreams, answer: Answer, request: Request) -> ASG
         streams_wanted = decode(body, _StreamLookup).stream is True
     except (msgspec.ValidationError, RequestError):
         streams_wanted = False
-    key = key_of(request, request.headers[HEADER])
+    key = stream_key(request, request.headers[HEADER])
     stream = streams.open(key) if streams_wanted else None
     return (
         await answer(request)
@@ -257,10 +257,10 @@ class KeptResponse:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._streams.start(self._work(scope))
-        await until_left(receive, self._send(scope, receive, send))
+        await run_until_disconnect(receive, self._send(scope, receive, send))
 
     async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if await self._stream.until_begun():
+        if await self._stream.wait_for_headers():
             await send_stream(self._stream, 0, send)
         elif self._stream.cancelled.is_set():
             await error_response(RequestError("the request was cancelled"))(scope, receive, send)
@@ -272,7 +272,7 @@ class KeptResponse:
         request = Request(scope, self._receive)
         try:
             answer = await self._answer(request)
-            await answer(scope, self._receive, self._keep)
+            await answer(scope, self._receive, self._store)
         except Exception:
             log.exception("a kept stream failed")
         finally:
@@ -286,7 +286,7 @@ class KeptResponse:
         await self._stream.cancelled.wait()
         return {"type": "http.disconnect"}
 
-    async def _keep(self, message: Message) -> None:
+    async def _store(self, message: Message) -> None:
         if (
             message["type"] == "http.response.start"
             and (b"content-type", b"text/event-stream") in message["headers"]

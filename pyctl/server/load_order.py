@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from pyctl.settings.limit import limit
 
-__all__ = ["MAX_HELD_SECONDS", "LoadOrder", "Ticket"]
+__all__ = ["MAX_HELD_SECONDS", "LoadOrder", "LoadRequest"]
 
 MAX_HELD_SECONDS = limit(
     20.0,
@@ -21,7 +21,7 @@ MAX_HELD_SECONDS = limit(
 
 
 @dataclass(eq=False)
-class Ticket:
+class LoadRequest:
     """A request for the model ``name``; ``since`` is when, in seconds of the caller's clock."""
 
     name: str
@@ -31,7 +31,7 @@ class Ticket:
 @dataclass
 class _Loaded:
     keeps: bool
-    rests_since: float
+    idle_since: float
     n_running: int = 0
 
 
@@ -49,19 +49,19 @@ class LoadOrder:
     def __init__(self, maximum: int, patience: float) -> None:
         self.maximum = maximum
         self.patience = patience
-        self._waiting: list[Ticket] = []  # by arrival
+        self._waiting: list[LoadRequest] = []  # by arrival
         self._loaded: dict[str, _Loaded] = {}
-        self._shut: set[str] = set()
+        self._closed: set[str] = set()
         self._leaving = ""
 
     # -- requests
     # ----------------------------------------------------------------------------------
 
-    def ask(self, ticket: Ticket) -> None:
+    def enqueue(self, ticket: LoadRequest) -> None:
         """Queue a request; `admitted` lists it when it may run."""
         self._waiting.append(ticket)
 
-    def admitted(self) -> list[Ticket]:
+    def admitted(self) -> list[LoadRequest]:
         """Return the requests that may run now; each has to `end`."""
         if self.next_model is None:
             self._leaving = ""
@@ -73,18 +73,18 @@ class LoadOrder:
             self._loaded[ticket.name].n_running += 1
         return admitted_tickets
 
-    def end(self, ticket: Ticket, now: float) -> None:
+    def end(self, ticket: LoadRequest, now: float) -> None:
         """End a request that ran, at ``now`` seconds of the caller's clock."""
         if (model := self._loaded.get(ticket.name)) is not None:
             model.n_running -= 1
-            model.rests_since = now
+            model.idle_since = now
 
-    def abandon(self, ticket: Ticket) -> None:
+    def abandon(self, ticket: LoadRequest) -> None:
         """Forget a request, if it waits."""
         with suppress(ValueError):
             self._waiting.remove(ticket)
 
-    def refuse(self, name: str) -> list[Ticket]:
+    def remove_waiting(self, name: str) -> list[LoadRequest]:
         """Remove and return all requests that wait for the model."""
         refused = [ticket for ticket in self._waiting if ticket.name == name]
         self._waiting = [ticket for ticket in self._waiting if ticket.name != name]
@@ -102,13 +102,13 @@ class LoadOrder:
     def unloaded(self, name: str) -> None:
         """Note that the model was unloaded."""
         self._loaded.pop(name, None)
-        self._shut.discard(name)
+        self._closed.discard(name)
         self._leaving = "" if self._leaving == name else self._leaving
 
-    def shut(self, name: str) -> None:
+    def stop_admitting(self, name: str) -> None:
         """Let no more requests of a loaded model run: it is about to be unloaded."""
         if name in self._loaded:
-            self._shut.add(name)
+            self._closed.add(name)
 
     def is_loaded(self, name: str) -> bool:
         """Return whether the model is loaded."""
@@ -118,10 +118,10 @@ class LoadOrder:
         """Return the number of running requests of the model."""
         return self._loaded[name].n_running if name in self._loaded else 0
 
-    def rests_since(self, name: str) -> float | None:
+    def idle_since(self, name: str) -> float | None:
         """Return the time at which a loaded model's last request ended; None while one runs."""
         model = self._loaded.get(name)
-        return model.rests_since if model is not None and not model.n_running else None
+        return model.idle_since if model is not None and not model.n_running else None
 
     # -- decisions
     # ----------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ class LoadOrder:
         return 0 < self.maximum <= len(self._loaded)
 
     @property
-    def is_stuck(self) -> bool:
+    def all_pinned(self) -> bool:
         """True if all loaded models are kept, so that none can be evicted."""
         return bool(self._loaded) and all(model.keeps for model in self._loaded.values())
 
@@ -153,18 +153,18 @@ class LoadOrder:
         `seconds`.
         """
         movable = {name: model for name, model in self._loaded.items() if not model.keeps}
-        if not movable or (held := self._held(now)) is None:
+        if not movable or (held := self._seconds_waited(now)) is None:
             return None
         is_late = held >= MAX_HELD_SECONDS
         resting = [name for name, model in movable.items() if not model.n_running]
         rested = [
-            name for name in resting if is_late or now - movable[name].rests_since >= self.patience
+            name for name in resting if is_late or now - movable[name].idle_since >= self.patience
         ]
         if rested:
-            return min(rested, key=lambda name: movable[name].rests_since)
+            return min(rested, key=lambda name: movable[name].idle_since)
         if is_late and not self._leaving:
             self._leaving = min(
-                movable, key=lambda name: (movable[name].n_running, movable[name].rests_since)
+                movable, key=lambda name: (movable[name].n_running, movable[name].idle_since)
             )
         return None
 
@@ -172,18 +172,18 @@ class LoadOrder:
         """Return the seconds until `victim` may answer otherwise without any event; None if it
         never does.
         """
-        if (held := self._held(now)) is None:
+        if (held := self._seconds_waited(now)) is None:
             return None
         resting = [model for model in self._loaded.values() if not (model.keeps or model.n_running)]
-        due = [model.rests_since + self.patience - now for model in resting]
+        due = [model.idle_since + self.patience - now for model in resting]
         due += [MAX_HELD_SECONDS - held] if held < MAX_HELD_SECONDS else []
         return max(min(due), 0.0) if due else None
 
-    def _held(self, now: float) -> float | None:
+    def _seconds_waited(self, now: float) -> float | None:
         """Return the seconds that the request for `next_model` has waited."""
         since = (ticket.since for ticket in self._waiting if ticket.name not in self._loaded)
         first = next(since, None)
         return now - first if first is not None else None
 
     def _is_open(self, name: str) -> bool:
-        return name not in self._shut and name != self._leaving
+        return name not in self._closed and name != self._leaving

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pyctl.requests.request_pool import client_left
 from pyctl.server.app_state import HttpService
 from pyctl.server.http import PING, frame, stream_head
-from pyctl.server.models import Lease, Models, ServedModel, give_back_lease
+from pyctl.server.models import Lease, Models, ServedModel, cancel_lease
 
 __all__ = ["LoadingResponse"]
 
@@ -44,7 +44,7 @@ class LoadingResponse:
         self._begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        asked = self._models.ask(self._model)
+        asked = self._models.acquire(self._model)
         lease = asyncio.wrap_future(asked)
         try:
             if not lease.done() and not await self._wait(lease, receive, send):
@@ -55,7 +55,7 @@ class LoadingResponse:
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             lease.cancel()
-            give_back_lease(asked)
+            cancel_lease(asked)
 
     async def _wait(self, lease: asyncio.Future[Lease], receive: Receive, send: Send) -> bool:
         """Wait for the model; return False if the client has disconnected."""

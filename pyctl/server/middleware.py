@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pyctl.errors import AuthenticationError, BusyError, ForbiddenError, RequestError, TooLargeError
-from pyctl.server.http import error_response, form_of, given_key
+from pyctl.server.http import error_form, error_response, requested_key
 from pyctl.server.server_settings import Cors, ServerSettings
 from pyctl.settings.limit import limit
 
@@ -32,7 +32,7 @@ __all__ = [
     "check_origin",
     "depth_error",
     "is_own",
-    "sees_texts",
+    "may_read_prompts",
 ]
 
 log = logging.getLogger("pyctl")
@@ -83,7 +83,7 @@ class LoadingApp:
             with suppress(RuntimeError):  # the loop is gone
                 self._loop.call_soon_threadsafe(self._opened.set)
 
-    async def _hold(self) -> None:
+    async def _wait_for_model(self) -> None:
         """Wait until requests are held no more, or for the maximum time."""
         if self.n_held >= self._max_held:
             return
@@ -103,7 +103,7 @@ class LoadingApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             if self._is_waiting and scope["method"] == "POST" and scope["path"] not in self._early:
-                await self._hold()
+                await self._wait_for_model()
             await self._app(scope, receive, send)
         except asyncio.CancelledError:  # only at the very end: requests are not cancelled before
             log.warning("%s: abandoned, the server is shutting down", scope.get("path", ""))
@@ -133,15 +133,15 @@ class KeyMiddleware:
             not self._keys
             or scope["path"] in self._public
             or (scope["method"] in ("GET", "HEAD") and scope["path"] in self._files)
-            or self._known(Headers(scope=scope))
+            or self._has_key(Headers(scope=scope))
         ):
             await self._app(scope, receive, send)
         else:
-            form = form_of(scope["path"].removeprefix(self._prefix))
+            form = error_form(scope["path"].removeprefix(self._prefix))
             await error_response(AuthenticationError("Invalid API Key"), form)(scope, receive, send)
 
-    def _known(self, headers: Headers) -> bool:
-        key = given_key(headers).encode("latin-1")
+    def _has_key(self, headers: Headers) -> bool:
+        key = requested_key(headers).encode("latin-1")
         return any(hmac.compare_digest(key, accepted) for accepted in self._keys)
 
 
@@ -157,7 +157,7 @@ def allowed_origin(cors: Cors, origin: str) -> str:
         return origin if cors.credentials else "*"
     if cors.origins == "localhost":
         return origin if _name_in(origin) in _LOCAL else ""
-    return origin if origin in {each.strip() for each in cors.origins.split(",")} else ""
+    return origin if origin in {allowed.strip() for allowed in cors.origins.split(",")} else ""
 
 
 class CorsMiddleware:
@@ -215,7 +215,7 @@ _OWN_NAMES = (".localhost", ".local", ".internal", ".lan", ".home.arpa")
 """Endings of names that no registrar sells."""
 
 
-def may_be_rebound(host: str) -> bool:
+def is_public_hostname(host: str) -> bool:
     """Return whether the Host header ``host`` is a public name, which its owner may have pointed at
     this machine.
 
@@ -255,7 +255,7 @@ def check_origin(headers: Headers, settings: ServerSettings, *, by_name: bool = 
         raise ForbiddenError(
             "only pages of this server and of --cors-origins may send this request"
         )
-    if not settings.api_keys and may_be_rebound(host):
+    if not settings.api_keys and is_public_hostname(host):
         raise ForbiddenError(
             "pages of this server may send this request with an API key, or if --cors-origins "
             f"names {origin}"
@@ -272,7 +272,7 @@ def is_own(headers: Headers, settings: ServerSettings) -> bool:
         check_origin(headers, settings)
     except ForbiddenError:
         return False
-    return bool(settings.api_keys) or not may_be_rebound(headers.get("host", ""))
+    return bool(settings.api_keys) or not is_public_hostname(headers.get("host", ""))
 
 
 _PASSED_ON = (
@@ -286,7 +286,7 @@ _PASSED_ON = (
 """Headers by which a proxy can be told."""
 
 
-def sees_texts(request: Request, settings: ServerSettings) -> bool:
+def may_read_prompts(request: Request, settings: ServerSettings) -> bool:
     """Return whether the client may read texts of other clients: with a key, from this machine, or
     with --show-prompts.
 
@@ -371,7 +371,7 @@ class BodyLimitMiddleware:
         headers = Headers(scope=scope)
         length = headers.get("content-length", "")
         if "expect" in headers and length.isdecimal() and int(length) > self._limit:
-            form = form_of(scope["path"].removeprefix(self._prefix))
+            form = error_form(scope["path"].removeprefix(self._prefix))
             return await error_response(self._error(), form)(scope, receive, send)
         n_bytes = 0
         this = object()

@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from pyctl.engine.engine_settings import Clock
 from pyctl.errors import BusyError, ConfigError, PyctlError, RequestError, UnavailableError
 from pyctl.server.app_state import AppState, HttpService
-from pyctl.server.load_order import LoadOrder, Ticket
+from pyctl.server.load_order import LoadOrder, LoadRequest
 from pyctl.settings.limit import limit
 
 __all__ = [
@@ -27,7 +27,7 @@ __all__ = [
     "Progress",
     "ServedModel",
     "Status",
-    "give_back_lease",
+    "cancel_lease",
 ]
 
 RETRY_SECONDS = limit(
@@ -167,12 +167,12 @@ class Models:
         self.changed = threading.Event()  # set when the supervisor has to look again
         self.closing = threading.Event()
         self.lock = threading.RLock()  # guards what follows, the order and the states of models
-        self.futures: dict[Ticket, Future[Lease]] = {}
+        self.futures: dict[LoadRequest, Future[Lease]] = {}
         self._listeners: list[Listener] = []
         self._trouble: PyctlError | None = None
 
     @classmethod
-    def of(cls, service: HttpService) -> Models:
+    def from_service(cls, service: HttpService) -> Models:
         """Return the models of a process with one, which is loaded."""
         models = cls(service.shared)
         models.only = service
@@ -182,7 +182,7 @@ class Models:
         return iter(tuple(self._models.values()))
 
     @property
-    def sees_images(self) -> bool:
+    def supports_images(self) -> bool:
         """True if a model has a vision encoder."""
         return (
             self.only.info.vision
@@ -213,7 +213,7 @@ class Models:
         own_name = self._names.get(name) or self._names.get(name.removesuffix(":latest"), "")
         return self._models.get(own_name)
 
-    def named(self, name: str) -> ServedModel:
+    def get(self, name: str) -> ServedModel:
         """Return the model called ``name``. Raises RequestError in llama-server's words."""
         if not name:
             raise RequestError("model name is missing from the request")
@@ -224,7 +224,7 @@ class Models:
     # -- requests
     # ----------------------------------------------------------------------------------
 
-    def ask(self, model: ServedModel) -> Future[Lease]:
+    def acquire(self, model: ServedModel) -> Future[Lease]:
         """Return a future of the model for one request, which is loaded if need be. Cancel the
         future to stop waiting.
 
@@ -232,7 +232,7 @@ class Models:
         of the process.
         """
         future: Future[Lease] = Future()
-        ticket = Ticket(model.name, self.clock())
+        ticket = LoadRequest(model.name, self.clock())
         with self.lock:
             if self.closing.is_set():
                 future.set_exception(UnavailableError("the server is shutting down"))
@@ -250,10 +250,10 @@ class Models:
                 future.set_exception(model.error)
                 return future
             self.futures[ticket] = future
-            self.order.ask(ticket)
+            self.order.enqueue(ticket)
             self.admit()
             self.changed.set()
-        future.add_done_callback(lambda done: self._given_up(ticket) if done.cancelled() else None)
+        future.add_done_callback(lambda done: self._abandon(ticket) if done.cancelled() else None)
         return future
 
     def load(self, model: ServedModel) -> None:
@@ -263,7 +263,7 @@ class Models:
                 raise RequestError("model is already running")
             model.error = None
             model.failed_at = 0.0
-        self.ask(model).add_done_callback(_close_at_once)
+        self.acquire(model).add_done_callback(_close_at_once)
 
     def unload(self, model: ServedModel) -> None:
         """Unload the model after its replies, or when these take too long. RequestError if it is
@@ -326,7 +326,7 @@ class Models:
         """
         with self.lock:
             self.closing.set()
-            self._tell(None)
+            self._emit(None)
             ending: list[Future[Any]] = [*self._reloads]
             ending += [
                 future for future in self.futures.values() if future.set_running_or_notify_cancel()
@@ -363,10 +363,10 @@ class Models:
                 model.used = time.time()
                 future.set_result(Lease(model.service, partial(self._end, ticket)))
 
-    def refuse(self, name: str, error: PyctlError) -> None:
+    def fail_waiting(self, name: str, error: PyctlError) -> None:
         """Answer all that wait for the model with ``error``."""
         with self.lock:
-            for ticket in self.order.refuse(name):
+            for ticket in self.order.remove_waiting(name):
                 future = self.futures.pop(ticket, None)
                 if future is not None and future.set_running_or_notify_cancel():
                     future.set_exception(error)
@@ -398,10 +398,10 @@ class Models:
             self._names = _by_name(self._models.values())
             for model in outdated:
                 if model.name not in self._models:
-                    self.refuse(model.name, RequestError(f"model '{model.name}' not found"))
+                    self.fail_waiting(model.name, RequestError(f"model '{model.name}' not found"))
             done = self._reloads
             self._reloads = []
-            self._tell({"model": "*", "event": "models_reload"})
+            self._emit({"model": "*", "event": "models_reload"})
             return outdated, done
 
     def renew(self, model: ServedModel) -> None:
@@ -413,7 +413,7 @@ class Models:
     def set_status(self, model: ServedModel, status: Status, **more: object) -> None:
         """Set the state of ``model`` and notify listeners; ``more`` about it is only for them."""
         model.status = status
-        self._tell(
+        self._emit(
             {"model": model.name, "event": "model_status", "data": {"status": status, **more}}
         )
 
@@ -427,17 +427,17 @@ class Models:
     # -- inside
     # ----------------------------------------------------------------------------------
 
-    def _tell(self, event: Mapping[str, Any] | None) -> None:
+    def _emit(self, event: Mapping[str, Any] | None) -> None:
         for listener in tuple(self._listeners):
             with suppress(Exception):
                 listener(event)
 
-    def _end(self, ticket: Ticket) -> None:
+    def _end(self, ticket: LoadRequest) -> None:
         with self.lock:
             self.order.end(ticket, self.clock())
             self.changed.set()
 
-    def _given_up(self, ticket: Ticket) -> None:
+    def _abandon(self, ticket: LoadRequest) -> None:
         with self.lock:
             self.futures.pop(ticket, None)
             self.order.abandon(ticket)
@@ -448,7 +448,7 @@ class Models:
         if model.unload_at is None:
             model.unload_at = self.clock() + model.source.stop_seconds
             self.changed.set()
-        self.order.shut(model.name)
+        self.order.stop_admitting(model.name)
 
 
 def _by_name(models: Iterable[ServedModel]) -> dict[str, str]:
@@ -464,8 +464,8 @@ def _by_name(models: Iterable[ServedModel]) -> dict[str, str]:
     return names
 
 
-def give_back_lease(future: Future[Lease]) -> None:
-    """Stop waiting for the result of `Models.ask`; a lease that has arrived already is closed."""
+def cancel_lease(future: Future[Lease]) -> None:
+    """Stop waiting for the result of `Models.acquire`; close a lease that has arrived already."""
     if not future.cancel():
         future.add_done_callback(_close_at_once)
 

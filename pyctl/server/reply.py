@@ -33,8 +33,8 @@ class Reply(ABC):
     """The reply to one prompt, as ``prepared``.
 
     A stream calls `progressed`, `continued` and `ended` and sends what they return; anything else
-    calls `keep` for each piece and then `whole`. Of a stream nothing is kept that the end does not
-    need.
+    calls `collect` for each piece and then `whole`. Of a stream nothing is kept that the end does
+    not need.
     """
 
     media_type = "text/event-stream"
@@ -61,7 +61,9 @@ class Reply(ABC):
         self.probs: list[TopTokens] = []
         self.progress: Progress | None = None
         self.handle: RequestHandle | None = None  # of the request, once it is on its way
-        self.sees_texts = False  # the client may read texts of other clients; `respond` sets it
+        self.may_read_prompts = (
+            False  # the client may read texts of other clients; `respond` sets it
+        )
         self._first = 0.0
 
     def progressed(self, progress: Progress) -> bytes:
@@ -80,7 +82,7 @@ class Reply(ABC):
         self.n_predicted += len(piece.tokens)
         return self.piece_frames(piece)
 
-    def keep(self, piece: Piece) -> None:
+    def collect(self, piece: Piece) -> None:
         """Remember more of a reply that is sent as a whole."""
         self.texts.append(piece.text)
         self.tokens.extend(piece.tokens)
@@ -117,7 +119,7 @@ class Reply(ABC):
         body = timings_json(done.timings, done.stats)
         if self.options.return_cache:
             body["cache"] = cache_json(
-                done.stats, self.service.text_of if self.sees_texts else None
+                done.stats, self.service.readable if self.may_read_prompts else None
             )
         return body
 
@@ -200,14 +202,18 @@ class EventReply(Reply):
         return self.sent(self._begin()) + self.frames(self._take(piece))
 
     def ended(self, done: Done) -> bytes:
-        return self.sent(self._begin()) + self.frames(self._rest()) + self.sent(self.close(done))
+        return (
+            self.sent(self._begin())
+            + self.frames(self._closing_events())
+            + self.sent(self.close(done))
+        )
 
-    def keep(self, piece: Piece) -> None:
+    def collect(self, piece: Piece) -> None:
         self.n_predicted += len(piece.tokens)
         self._take(piece)
 
     def whole(self, done: Done) -> dict[str, Any]:
-        self._rest()
+        self._closing_events()
         return self.body(done)
 
     def sent(self, events: list[dict[str, Any]]) -> bytes:
@@ -229,7 +235,7 @@ class EventReply(Reply):
         self._open_reasoning = ""
         return self.more(self._splitter.feed(text, piece.tokens))
 
-    def _rest(self) -> list[dict[str, Any]]:
+    def _closing_events(self) -> list[dict[str, Any]]:
         """Return the events of the text that was held back until the end; all that the prompt has
         opened, if no token was sampled.
         """

@@ -141,7 +141,7 @@ def progress_json(progress: Progress, options: ReplyOptions) -> dict[str, Any]:
     ``waiting`` is added while the request waits: its place, 1 for the next. With ``return_cache``
     also ``left_ms``, the estimate for the rest.
     """
-    waiting = {"waiting": progress.place} if progress.place else {}
+    waiting = {"waiting": progress.queue_position} if progress.queue_position else {}
     estimate = (
         {"left_ms": round(progress.seconds_left * 1e3)}
         if options.return_cache and progress.seconds_left

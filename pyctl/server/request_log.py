@@ -45,8 +45,8 @@ def log_done(path: str, done: Done, service: Service) -> None:
 
 def _log_miss(path: str, miss: Divergence, service: Service) -> None:
     """Log the position where a prompt differs from a recent one."""
-    was = service.text_of(miss.recent)
-    prompt_text = service.text_of(miss.given)
+    was = service.readable(miss.recent)
+    prompt_text = service.readable(miss.given)
     log.info(
         "%s token %s differs from a recent prompt  nearest snapshot %s  was '%s'  is '%s'",
         *(_endpoint(path), f"{miss.position:,}", f"{miss.nearest:,}", was, prompt_text),

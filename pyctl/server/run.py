@@ -21,7 +21,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from pyctl.errors import ConfigError
-from pyctl.server.guard import ConnectionGuard, GuardedProtocol, raise_file_limit
+from pyctl.server.guard import ConnectionGuard, GuardedHttpProtocol, raise_file_limit
 from pyctl.server.server_settings import ListenSettings
 from pyctl.settings.limit import limit
 
@@ -191,7 +191,7 @@ class _Server(uvicorn.Server):
         config = self.config
         self.servers = [
             await loop.create_server(
-                partial(GuardedProtocol, self._guard, config, self.server_state),
+                partial(GuardedHttpProtocol, self._guard, config, self.server_state),
                 sock=sock,
                 ssl=config.ssl,
                 backlog=BACKLOG,
@@ -204,7 +204,7 @@ class _Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         if counter % 10 == 0:
-            self._guard.look(self.server_state.connections)
+            self._guard.close_slow_clients(self.server_state.connections)
         return await super().on_tick(counter)
 
     def _end(self) -> None:

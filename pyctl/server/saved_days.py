@@ -71,10 +71,10 @@ class _File(msgspec.Struct, forbid_unknown_fields=False):
     def is_sound(self) -> bool:
         """Return whether the numbers can be sums."""
         sums = (self.total, *self.days.values())
-        numbers = [each.seconds for each in sums]
+        numbers = [day_sum.seconds for day_sum in sums]
         numbers += [*self.speeds.values()]
-        numbers += [each.tokens for each in sums]
-        numbers += [each.requests for each in sums]
+        numbers += [day_sum.tokens for day_sum in sums]
+        numbers += [day_sum.requests for day_sum in sums]
         return all(math.isfinite(n) and n >= 0 for n in numbers) and all(
             map(_DAY.fullmatch, self.days)
         )
@@ -143,7 +143,7 @@ class SavedDays:
         earlier run.
         """
         with self._lock:
-            speed = self._speed_of(fingerprint)
+            speed = self._measured_speed(fingerprint)
         return SavedTime(speed, partial(self.add, fingerprint))
 
     def add(self, fingerprint: str, saved: Saved, speed: float) -> None:
@@ -243,7 +243,7 @@ class SavedDays:
         log.warning("time saved: %s is damaged and will be replaced", directory / FILE)
         return None
 
-    def _speed_of(self, fingerprint: str) -> float:
+    def _measured_speed(self, fingerprint: str) -> float:
         parts = (self._pending, self._leaving, self._kept)
         return next((part.speeds[fingerprint] for part in parts if fingerprint in part.speeds), 0.0)
 

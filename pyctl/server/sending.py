@@ -15,10 +15,10 @@ from starlette.types import Receive, Scope, Send
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, Event, Failed, Piece, Progress
 from pyctl.errors import EngineError
-from pyctl.requests.request_pool import until_left
+from pyctl.requests.request_pool import run_until_disconnect
 from pyctl.server.app_state import HttpService
 from pyctl.server.http import JsonResponse, error_response, stream_head
-from pyctl.server.middleware import sees_texts
+from pyctl.server.middleware import may_read_prompts
 from pyctl.server.reply import Reply
 from pyctl.server.request_log import log_disconnect, log_done, log_error
 
@@ -111,7 +111,7 @@ class ReplyResponse:
             )
         make = self._stream if reply.options.stream else self._whole
         try:
-            if not await until_left(receive, make(path, scope, receive, send)):
+            if not await run_until_disconnect(receive, make(path, scope, receive, send)):
                 n_predicted = sum(max(each.n_predicted, len(each.tokens)) for each in self._replies)
                 log_disconnect(path, reply.progress, n_predicted)
         finally:
@@ -171,7 +171,7 @@ class ReplyResponse:
                         if any(frames):
                             yield b"".join(frames)
                         raise event.error
-                    if isinstance(event, Progress) and event.place:
+                    if isinstance(event, Progress) and event.queue_position:
                         if waiting := reply.waits(event):
                             frames.append(waiting)
                         continue
@@ -216,7 +216,7 @@ async def _finished(handle: RequestHandle, reply: Reply) -> Done:
     event: Event
     async for event in handle:
         if isinstance(event, Piece):
-            reply.keep(event)
+            reply.collect(event)
         elif isinstance(event, Failed):
             raise event.error
         elif isinstance(event, Done):
@@ -237,12 +237,12 @@ def respond(
     them.
     """
     handles: list[RequestHandle] = []
-    may_see = sees_texts(request, service.shared.settings)
+    may_see = may_read_prompts(request, service.shared.settings)
     try:
         for reply in replies:
-            reply.sees_texts = may_see
+            reply.may_read_prompts = may_see
             reply.handle = service.worker.submit(
-                reply.request if may_see else replace(reply.request, sees_texts=False)
+                reply.request if may_see else replace(reply.request, may_read_prompts=False)
             )
             handles.append(reply.handle)
     except Exception:

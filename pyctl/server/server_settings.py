@@ -23,9 +23,9 @@ def addresses(text: str) -> tuple[str, ...]:
     """Return one address or several; an IPv6 address may be in brackets. Raises ValueError for
     none.
     """
-    if not (found := words(text)):
+    if not (names := words(text)):
         raise ValueError(f"{text!r} is not an address")
-    return tuple(_without_brackets(address) for address in found)
+    return tuple(_without_brackets(address) for address in names)
 
 
 def _without_brackets(address: str) -> str:
@@ -38,9 +38,9 @@ def keys(text: str) -> tuple[str, ...]:
     """Return one key or several. Raises ValueError for an empty text, which must not open the
     server.
     """
-    if not (found := words(text)):
+    if not (names := words(text)):
         raise ValueError("no key given; omit the flag to serve without a key")
-    return found
+    return names
 
 
 def key_lines(text: str) -> tuple[str, ...]:
@@ -48,10 +48,10 @@ def key_lines(text: str) -> tuple[str, ...]:
     it has none.
     """
     lines = (line.strip() for line in file_text(text).splitlines())
-    found = tuple(line for line in lines if line and not line.startswith("#"))
-    if not found:
+    keys = tuple(line for line in lines if line and not line.startswith("#"))
+    if not keys:
         raise ValueError(f"no key in {text!r}")
-    return found
+    return keys
 
 
 def existing_or_new(text: str) -> Path:
@@ -168,7 +168,7 @@ class RouterSettings:
     )
 
     @property
-    def is_wanted(self) -> bool:
+    def is_router(self) -> bool:
         """True if there are several models."""
         return bool(self.models_dir or self.preset_path)
 

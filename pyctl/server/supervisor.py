@@ -85,7 +85,7 @@ class Supervisor:
         with self._models.lock:
             name = order.next_model if not self._models.is_reloading else None
         if name is not None:
-            model = self._models.named(name)
+            model = self._models.get(name)
             try:
                 # Before any model is unloaded for it: an invalid file affects no other model.
                 has_room = order.is_empty or model.source.loader.fits()
@@ -94,7 +94,7 @@ class Supervisor:
             with self._models.lock:
                 is_full = order.is_full or not has_room
                 victim = order.victim(now)
-                if is_full and order.is_stuck:
+                if is_full and order.all_pinned:
                     return self._failed(
                         model,
                         ModelError("all loaded models are kept, and there is no room for one more"),
@@ -102,7 +102,7 @@ class Supervisor:
             if not is_full or order.is_empty:
                 return self._load(model)
             if victim is not None:
-                return self._unload(self._models.named(victim), "unloaded", for_another=True)
+                return self._unload(self._models.get(victim), "unloaded", for_another=True)
         elif not self._models.is_reloading:
             self._left = {}
         self._models.admit()
@@ -136,7 +136,7 @@ class Supervisor:
         then.
         """
         for model in self._models:
-            since = self._models.order.rests_since(model.name)
+            since = self._models.order.idle_since(model.name)
             if model.unload_at is not None:
                 if since is not None:
                     return model, "unloaded"
@@ -155,7 +155,7 @@ class Supervisor:
         if (seconds := self._models.order.seconds(now)) is not None:
             due.append(seconds)
         for model in self._models:
-            since = self._models.order.rests_since(model.name)
+            since = self._models.order.idle_since(model.name)
             if since is not None and model.source.sleep_seconds >= 0:
                 due.append(since + model.source.sleep_seconds - now)
         return max(min(due), 0.0) if due else None
@@ -218,7 +218,7 @@ class Supervisor:
         with self._models.lock:
             if self._models.order.n_running(model.name):
                 return  # a request came after all
-            self._models.order.shut(model.name)
+            self._models.order.stop_admitting(model.name)
         assert model.service is not None
         try:
             model.service.worker.unload().result()
@@ -254,7 +254,7 @@ class Supervisor:
             model.error = reason
             model.failed_at = self._models.clock()
             self._models.set_status(model, "unloaded")
-            self._models.refuse(model.name, reason)
+            self._models.fail_waiting(model.name, reason)
         unloaded = self._left
         self._left = {}
         for each in self._models:

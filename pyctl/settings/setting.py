@@ -7,7 +7,7 @@ and help.
         "LLAMA_ARG_PORT")
 
 Each settings class stands in the module that reads it. The command line collects the flags from the
-fields (`flags_of`) and fills the class with the parsed values (`fill`).
+fields (`class_flags`) and fills the class with the parsed values (`fill`).
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ __all__ = [
     "TOOLS",
     "Flag",
     "Section",
+    "class_flags",
     "fill",
-    "flags_of",
 ]
 
 T = TypeVar("T")
@@ -129,7 +129,7 @@ TOOLS = Section("tools")
 CHAT = Section("chat")
 
 
-def flags_of(owner: type[Any]) -> list[tuple[Section, Flag]]:
+def class_flags(owner: type[Any]) -> list[tuple[Section, Flag]]:
     """Return the flags of ``owner``'s fields, in order, each with its destination, and their
     sections of --help.
     """

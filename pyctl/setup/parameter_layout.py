@@ -68,7 +68,7 @@ def lay_out(bindings: Path, tree: Path, cxx: str) -> list[str]:
             continue
         source = file.read_text(encoding="utf-8")
         declared = list(_declared(source))
-        sizes = _ask_compiler(declared, tree, (directory, *INCLUDED), header, cxx)
+        sizes = _query_compiler(declared, tree, (directory, *INCLUDED), header, cxx)
         for structure in reversed(declared):  # from the end, so that places before stay valid
             if structure.name not in sizes:
                 continue  # the tree has none of this name
@@ -177,7 +177,7 @@ template <typename T> void put_{name}(long) {{}}
 """
 
 
-def _ask_compiler(
+def _query_compiler(
     declared: Sequence[_Declared], tree: Path, places: Sequence[str], header: str, cxx: str
 ) -> dict[str, tuple[int, list[Field]]]:
     """Return the size of each structure that ``header`` defines, and of its declared fields

@@ -141,7 +141,9 @@ def _with_toolkit(machine: Machine, architectures: tuple[str, ...], why: str) ->
     """
     driver = machine.driver
     problem = ""
-    if old := [each for each in architectures if capability(each) < MIN_CAPABILITY]:
+    if old := [
+        architecture for architecture in architectures if capability(architecture) < MIN_CAPABILITY
+    ]:
         problem = (
             f"CUDA 13 has no support for compute capability {', '.join(old)} (docs/install.md)"
         )

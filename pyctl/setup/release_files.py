@@ -25,7 +25,7 @@ from typing import IO, Any
 from urllib.parse import urlsplit
 
 from pyctl.errors import ConfigError
-from pyctl.machine.control_groups import text_of
+from pyctl.machine.control_groups import read_text
 from pyctl.machine.libraries import capability, covers
 from pyctl.machine.pin import read_pin
 from pyctl.setup.source import new_directory
@@ -117,7 +117,7 @@ class Manifest:
     @property
     def sizes(self) -> list[int]:
         """Bytes of each file."""
-        return [int(each["size"]) for each in self.files.values()]
+        return [int(file["size"]) for file in self.files.values()]
 
 
 def release_place(environ: Mapping[str, str] = os.environ, prefix: Path = Path(sys.prefix)) -> str:
@@ -134,7 +134,7 @@ def release_place(environ: Mapping[str, str] = os.environ, prefix: Path = Path(s
         noted = ""
     if noted.endswith(".whl"):
         return str(noted.rpartition("/")[0])
-    notes = [text_of(prefix / name) for name in ("uv-receipt.toml", "pipx_metadata.json")]
+    notes = [read_text(prefix / name) for name in ("uv-receipt.toml", "pipx_metadata.json")]
     return next((match[1] for match in map(LINKS.search, notes) if match is not None), "")
 
 
@@ -290,9 +290,9 @@ def unpack(archive: Path, target: Path, architectures: tuple[str, ...]) -> Manif
                 if manifest.digest != read_pin().digest:
                     raise UnfitError(f"{archive.name} is of another llama.cpp")
                 if without := [
-                    each
-                    for each in architectures
-                    if not covers(manifest.architectures, capability(each))
+                    architecture
+                    for architecture in architectures
+                    if not covers(manifest.architectures, capability(architecture))
                 ]:
                     raise UnfitError(
                         f"{archive.name} has no code for compute capability {', '.join(without)}"

@@ -103,7 +103,9 @@ class Conversation:
     system: str = ""
     messages: tuple[Message, ...] = ()
 
-    def asked(self, text: str, images: tuple[str, ...] = (), attached: str = "") -> Conversation:
+    def with_user(
+        self, text: str, images: tuple[str, ...] = (), attached: str = ""
+    ) -> Conversation:
         """Append a message of the user, which starts with the files ``attached``."""
         attached = _encodable(attached)
         message = Message(
@@ -111,7 +113,7 @@ class Conversation:
         )
         return replace(self, messages=(*self.messages, message))
 
-    def answered(
+    def with_reply(
         self,
         content: str,
         reasoning: str = "",
@@ -125,17 +127,17 @@ class Conversation:
             messages=(*self.messages, Message("assistant", content, reasoning, stopped, calls)),
         )
 
-    def returned(self, call: Call, result: str) -> Conversation:
+    def with_tool_result(self, call: Call, result: str) -> Conversation:
         """Append the result of a tool."""
         return replace(
             self, messages=(*self.messages, Message("tool", _encodable(result), call_id=call.id))
         )
 
-    def undone(self) -> Conversation:
+    def without_last_turn(self) -> Conversation:
         """Drop the last message of the user and all after it."""
         return replace(self, messages=self.messages[: self._last_question()])
 
-    def reopened(self) -> Conversation:
+    def without_last_reply(self) -> Conversation:
         """Drop all after the last message of the user, ready for another reply."""
         return replace(self, messages=self.messages[: self._last_question() + 1])
 
@@ -144,14 +146,16 @@ class Conversation:
         nothing after it.
         """
         message = self.messages[self._last_question()]
-        return self.undone().asked(text, message.images, message.content[: message.n_attached])
+        return self.without_last_turn().with_user(
+            text, message.images, message.content[: message.n_attached]
+        )
 
     def question(self) -> str:
         """Return the last message of the user, without files."""
         message = self.messages[self._last_question()]
         return message.content[message.n_attached :]
 
-    def instructed(self, system: str) -> Conversation:
+    def with_system(self, system: str) -> Conversation:
         """Replace the system text; empty removes it."""
         return replace(self, system=_encodable(system))
 
@@ -268,7 +272,7 @@ def read_image(path: Path) -> tuple[str, ImageFile]:
     try:
         if path.stat().st_size > _MAX_IMAGE_BYTES:
             raise RequestError(f"{path} has more than {_MAX_IMAGE_BYTES} bytes")
-        image = ImageFile.of(path.read_bytes())
+        image = ImageFile.parse(path.read_bytes())
     except (OSError, ValueError) as error:
         raise _failed("read", path, error) from error
     except RequestError as error:
@@ -374,13 +378,14 @@ class PromptProgress:
     """The progress before a reply: ``n_read`` of ``n_prompt`` tokens are restored or evaluated;
     ``seconds_left`` is 0 if unknown.
 
-    ``place`` is the place of a request that waits for others, 1 for the next one; 0 once it runs.
+    ``queue_position`` is the place of a request that waits for others, 1 for the next one; 0 once
+    it runs.
     """
 
     n_prompt: int
     n_read: int
     seconds_left: float = 0.0
-    place: int = 0
+    queue_position: int = 0
 
 
 ReplyEvent: TypeAlias = PromptProgress | ReplyDelta | ReplyStats
@@ -400,7 +405,7 @@ class ChatBackend(Protocol):
     def use(self, model: str) -> None:
         """Let ``model``, one of `models`, reply from now on."""
 
-    def sees_images(self) -> bool:
+    def supports_images(self) -> bool:
         """Return whether the model in use has an image encoder; True where the server does not
         report it.
         """

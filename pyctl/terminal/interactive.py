@@ -37,7 +37,7 @@ from pyctl.terminal.conversation import (
 from pyctl.terminal.mcp_calls import MAX_ROUNDS, STOPPED, ToolCalls, ToolSource
 from pyctl.terminal.prompt_line import PromptLine
 from pyctl.terminal.rendering import THEME
-from pyctl.text import reason_of
+from pyctl.text import error_text
 
 __all__ = ["Chat", "run_chat"]
 
@@ -99,7 +99,7 @@ class Chat:
                     raise
                 self._view.info("Ctrl-D or /exit leaves")
             except PyctlError as error:
-                self._view.error(reason_of(error))
+                self._view.error(error_text(error))
                 if not self._interactive:
                     return 1
         return 0
@@ -111,9 +111,9 @@ class Chat:
         if not text.strip():
             return
         if not text.startswith("/"):
-            self.ask(text)
+            self.send(text)
         elif text.startswith("//"):
-            self.ask(text[1:])
+            self.send(text[1:])
         else:
             name, argument = (*text.split(maxsplit=1), "")[:2]
             name = ALIASES.get(name, name)
@@ -124,13 +124,13 @@ class Chat:
                 )
             COMMANDS[name][0](self, argument.strip())
 
-    def ask(self, text: str) -> None:
+    def send(self, text: str) -> None:
         """Send one message, whatever its first character. Raises PyctlError; RequestError if the
         model refuses its images.
         """
         before = self.conversation
         try:
-            self._reply(before.asked(text, self._images, "".join(self._files)))
+            self._reply(before.with_user(text, self._images, "".join(self._files)))
         except PyctlError as error:
             if not self._images or "image" not in str(error):
                 raise
@@ -171,8 +171,8 @@ class Chat:
                     raise
                 result = STOPPED
                 goes_on = False
-            self.conversation = self.conversation.returned(call, result)
-            self._keep()
+            self.conversation = self.conversation.with_tool_result(call, result)
+            self._save_conversation()
             first = result.strip().partition("\n")[0][:60]
             self._view.info(f"result of {call.name}, {len(result):,} characters: {first}")
         return goes_on
@@ -213,16 +213,16 @@ class Chat:
                     raise
             self._view.end(stats)
             if stats is not None or content or reasoning or calls:
-                self.conversation = asked.answered(
+                self.conversation = asked.with_reply(
                     content, reasoning, Call.joined(calls), stopped=stats is None
                 )
-                self._keep()
+                self._save_conversation()
             else:
                 self._view.info(
                     "nothing had been said yet, so the conversation is as it was before"
                 )
 
-    def _keep(self) -> None:
+    def _save_conversation(self) -> None:
         """Write the conversation for --continue; the first failure is the last try."""
         if self._keep_in is not None:
             try:
@@ -241,10 +241,10 @@ class Chat:
         self._view.info("\n".join(lines))
 
     def _regen(self, _: str) -> None:
-        self._reply(self.conversation.reopened())
+        self._reply(self.conversation.without_last_reply())
 
     def _undo(self, _: str) -> None:
-        self.conversation = self.conversation.undone()
+        self.conversation = self.conversation.without_last_turn()
         self._view.info(f"{len(self.conversation.messages)} messages left")
 
     def _edit(self, argument: str) -> None:
@@ -269,7 +269,7 @@ class Chat:
         if argument == "-":
             self._images = ()
             return self._view.info("the next message shows no image")
-        if not self._backend.sees_images():
+        if not self._backend.supports_images():
             raise RequestError(
                 f"{self._backend.name()} cannot see images: it has no image encoder (--mmproj)"
             )
@@ -282,7 +282,7 @@ class Chat:
 
     def _system(self, argument: str) -> None:
         if argument:
-            self.conversation = self.conversation.instructed("" if argument == "-" else argument)
+            self.conversation = self.conversation.with_system("" if argument == "-" else argument)
         self._view.info(
             f"system: {self.conversation.system}"
             if self.conversation.system
@@ -309,7 +309,7 @@ class Chat:
                 value = json.loads(text)
             except ValueError:
                 value = text
-            ChatBody.of({name: value})  # as a server checks it
+            ChatBody.from_json({name: value})  # as a server checks it
             self._fields[name] = value
         self._view.info(f"{name} {self._fields.get(name, 'not set')}")
 
@@ -436,7 +436,7 @@ def run_chat(
     try:
         conversation = transcript.load(last) if settings.resumes else Conversation()
         if settings.system_prompt:
-            conversation = conversation.instructed(settings.system_prompt)
+            conversation = conversation.with_system(settings.system_prompt)
         name = backend.name()  # nothing is read for a server that is not there
         if typing:
             view.info(f"{name}  (/help for commands, Ctrl-D to leave)")
@@ -454,10 +454,10 @@ def run_chat(
         if typing or (settings.lines and settings.prompt is None):
             return chat.run()
         reads = settings.prompt is None or not sys.stdin.isatty()
-        chat.ask(_one_prompt(settings.prompt, PipeReader(sys.stdin).read_all() if reads else ""))
+        chat.send(_one_prompt(settings.prompt, PipeReader(sys.stdin).read_all() if reads else ""))
         return 0
     except PyctlError as error:
-        view.error(reason_of(error))
+        view.error(error_text(error))
         return 1
     except KeyboardInterrupt:
         return 130

@@ -32,7 +32,7 @@ class LocalBackend:
     def use(self, model: str) -> None:
         """Do nothing, for the one model."""
 
-    def sees_images(self) -> bool:
+    def supports_images(self) -> bool:
         """Return whether the model has an image encoder."""
         return self._service.info.vision
 
@@ -43,7 +43,7 @@ class LocalBackend:
         token. Raises EngineError.
         """
         body = {"messages": list(messages), "stream": True, **(fields or {})}
-        (prepared,) = prepare(self._service, ChatBody.of(body))
+        (prepared,) = prepare(self._service, ChatBody.from_json(body))
         splitter = prepared.splitter
         handle = self._service.worker.submit(prepared.request)
         try:

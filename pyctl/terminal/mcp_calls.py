@@ -13,9 +13,9 @@ from pyctl.mcp import bounded
 from pyctl.mcp.toolbox import ToolBox
 from pyctl.settings.limit import limit
 from pyctl.terminal.conversation import Call
-from pyctl.text import reason_of
+from pyctl.text import error_text
 
-__all__ = ["MAX_ROUNDS", "OfferedTool", "OwnTools", "ToolCalls", "ToolSource", "text_of"]
+__all__ = ["MAX_ROUNDS", "OfferedTool", "OwnTools", "ToolCalls", "ToolSource", "result_text"]
 
 MAX_ROUNDS = limit(
     100,
@@ -46,9 +46,9 @@ class OfferedTool:
 
 
 class ToolSource(Protocol):
-    """A source that runs tools; ``place`` distinguishes sources with tools of the same names."""
+    """A source that runs tools; ``origin`` distinguishes sources with tools of the same names."""
 
-    place: str
+    origin: str
 
     def offered(self) -> Sequence[OfferedTool]:
         """Return the tools, in a stable order."""
@@ -60,7 +60,7 @@ class ToolSource(Protocol):
 class OwnTools:
     """The tools of this process's MCP servers."""
 
-    place = "here"
+    origin = "here"
 
     def __init__(self, box: ToolBox) -> None:
         self._box = box
@@ -69,10 +69,10 @@ class OwnTools:
         return [OfferedTool(tool.name, tool.reads_only, tool.definition()) for tool in self._box]
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        return text_of(self._box.named(name).run(arguments))
+        return result_text(self._box.get(name).run(arguments))
 
 
-def text_of(result: Mapping[str, Any]) -> str:
+def result_text(result: Mapping[str, Any]) -> str:
     """Return the text of a tool's result for the model."""
     plain = result.get("plain_text_response")
     return bounded(plain if isinstance(plain, str) else json.dumps(result, ensure_ascii=False))
@@ -108,7 +108,7 @@ class ToolCalls:
             self.last = UNKNOWN
         elif arguments is None:
             self.last = UNREADABLE
-        elif not self._is_allowed(tool, self._source.place):
+        elif not self._is_allowed(tool, self._source.origin):
             self.last = REFUSED
         else:
             try:
@@ -116,7 +116,7 @@ class ToolCalls:
             except (
                 Exception
             ) as error:  # whatever a model's arguments lead to, the conversation goes on
-                self.last = text_of({"error": reason_of(error)})
+                self.last = result_text({"error": error_text(error)})
         return self.last
 
     def _offered(self) -> Sequence[OfferedTool]:

@@ -63,8 +63,8 @@ class PromptLine:
 
 def progress_text(progress: PromptProgress, seconds: float = 0.0) -> str:
     """Return ``progress``, which was reported that many seconds ago, in one line."""
-    if progress.place:
-        return f"waiting: number {progress.place} in line"
+    if progress.queue_position:
+        return f"waiting: number {progress.queue_position} in line"
     n_read = progress.n_read
     n_prompt = progress.n_prompt
     text = f"prompt: {n_read:,} of {n_prompt:,} tokens ({n_read / max(n_prompt, 1):.0%})"

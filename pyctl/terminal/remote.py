@@ -25,7 +25,7 @@ from pyctl.http_client import http_client
 from pyctl.settings.convert import INT32_MAX
 from pyctl.settings.limit import limit
 from pyctl.terminal.conversation import PromptProgress, ReplyEvent, ReplyStats
-from pyctl.terminal.mcp_calls import OfferedTool, text_of
+from pyctl.terminal.mcp_calls import OfferedTool, result_text
 
 __all__ = ["RemoteBackend"]
 
@@ -64,7 +64,7 @@ class RemoteBackend:
         self, url: str, api_key: str = "", fields: Mapping[str, Any] | None = None
     ) -> None:
         """Open the client of the server at ``url``. Nothing is sent yet."""
-        self._name = self.place = url
+        self._name = self.origin = url
         self._offered: Sequence[OfferedTool] | None = None
         self._url = url.rstrip("/").removesuffix("/v1")
         transport = None
@@ -97,7 +97,7 @@ class RemoteBackend:
 
     def models(self) -> Sequence[str]:
         """Return the models that the server lists; empty when it has no list."""
-        response = self._ask("GET", "/v1/models")
+        response = self._request("GET", "/v1/models")
         if response.status_code == 404:
             return []
         _check(response)
@@ -108,7 +108,7 @@ class RemoteBackend:
         """Name ``model`` in requests from now on."""
         self._model = model
 
-    def sees_images(self) -> bool:
+    def supports_images(self) -> bool:
         """Return whether the server reports an image encoder, or reports nothing about it."""
         return self._facts()[0]
 
@@ -152,7 +152,7 @@ class RemoteBackend:
     def offered(self) -> Sequence[OfferedTool]:
         """Return the tools that the server runs; none if it does not offer tools."""
         if self._offered is None:
-            response = self._ask("GET", "/tools")
+            response = self._request("GET", "/tools")
             if response.status_code == 503:
                 return ()  # it is loading its model
             self._offered = _offered(response) if response.is_success else ()
@@ -162,14 +162,14 @@ class RemoteBackend:
         """Return the result of a tool of the server. Raises EngineError if the server sends
         none.
         """
-        response = self._ask("POST", "/tools", {"tool": name, "params": arguments})
+        response = self._request("POST", "/tools", {"tool": name, "params": arguments})
         _check(response)
         try:
-            return text_of(dict(response.json()))
+            return result_text(dict(response.json()))
         except (ValueError, TypeError) as error:
             raise EngineError(f"{self._name} sent no result of {name}") from error
 
-    def _ask(self, method: str, path: str, body: Any = None) -> httpx.Response:
+    def _request(self, method: str, path: str, body: Any = None) -> httpx.Response:
         """Return the answer as a whole, whose size is bounded. Packed answers, which were not
         requested, are refused.
         """

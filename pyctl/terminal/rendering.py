@@ -94,7 +94,7 @@ class MarkdownBlocks:
         made: list[Block] = []
         if lines:
             self._lines += lines
-            self._split(made)
+            self._split_blocks(made)
         if len(self.open()) >= self._max_block:
             self._cut(made)
         return made
@@ -109,7 +109,7 @@ class MarkdownBlocks:
         """Return the source of the block that is not complete."""
         return "\n".join([*self._lines, self._rest])
 
-    def _split(self, made: list[Block]) -> None:
+    def _split_blocks(self, made: list[Block]) -> None:
         tokens = _parser(inline=False).parse("\n".join(self._lines))
         outermost = [token for token in tokens if token.map and token.level == 0]
         starts = [token.map[0] for token in outermost if token.map]

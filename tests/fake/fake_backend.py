@@ -33,7 +33,7 @@ class FakeBackend(FakeMemory):
 
     All sequences share ``n_cells``, by default n_ctx; with ``can_hold`` rows are held there.
     ``fail_loads`` makes that many following loads refuse their bytes. Saved blocks are zeros until
-    they settle. A hybrid has ``n_planes`` planes for each sequence, and fewer count when one
+    they settle. A hybrid has ``n_state_history`` planes for each sequence, and fewer count when one
     evaluation has to be split. With a ``draft_type`` it drafts what will come, right three times of
     four: when depends on every row, and the state, of a draft model like a head. With a ``pool``,
     which is for one sequence, rows have a place each and evaluations count what attention reads
@@ -51,7 +51,7 @@ class FakeBackend(FakeMemory):
         n_vocab: int = 64,
         n_cells: int = 0,
         n_outputs: int = 0,
-        n_planes: int = 3,
+        n_state_history: int = 3,
         max_drafts: int = 48,
         draft_type: str = "",
         can_hold: bool = True,
@@ -67,9 +67,13 @@ class FakeBackend(FakeMemory):
             n_ubatch=n_ubatch,
             n_outputs=n_outputs or n_ubatch,
             batch_cost=batch_cost,
-            n_rollback={"attention": n_ctx, "hybrid": n_planes, "opaque": 0}[kind],
-            has_planes=kind == "hybrid",
-            max_drafts={"attention": n_ctx, "hybrid": max(max_drafts, n_planes), "opaque": 0}[kind],
+            n_rollback={"attention": n_ctx, "hybrid": n_state_history, "opaque": 0}[kind],
+            has_state_history=kind == "hybrid",
+            max_drafts={
+                "attention": n_ctx,
+                "hybrid": max(max_drafts, n_state_history),
+                "opaque": 0,
+            }[kind],
             draft_type=draft_type,
             n_embed=n_ubatch,
         )
@@ -126,15 +130,15 @@ class FakeBackend(FakeMemory):
         for item in items:
             held = self.seqs[item.seq]
             position = item.position
-            if item.n_sure < 1 or item.n_drafts > self.facts.max_drafts:
-                raise EngineError(f"{item.n_sure} sure tokens and {item.n_drafts} drafts")
+            if item.n_committed < 1 or item.n_drafts > self.facts.max_drafts:
+                raise EngineError(f"{item.n_committed} sure tokens and {item.n_drafts} drafts")
             mark = (position, held.state) if item.n_drafts > self.facts.n_rollback else None
             states = []
             for i, token in enumerate(item.tokens):
                 one = np.array([token], np.int32)
                 after = self._advance(held, one, position + i)
                 states.append(held.state)
-                self.outputs += [after] if i >= item.n_sure - 1 else []
+                self.outputs += [after] if i >= item.n_committed - 1 else []
             end = position + len(item.tokens)
             held.n_min = max(end - item.n_drafts, 0) if self.kind != "opaque" else end
             # Llama.cpp evaluates as many tokens of each sequence at once: planes are those of the
@@ -232,7 +236,7 @@ class FakeBackend(FakeMemory):
     def interrupt(self) -> None:
         self.interrupted.set()
 
-    def allow(self, is_so: bool) -> None:
+    def allow_preemption(self, is_so: bool) -> None:
         self.is_preemptible = is_so
 
     def preempt(self, is_wanted: bool = True) -> None:

@@ -72,7 +72,7 @@ class FakeCells:
         return self.n - int(np.count_nonzero(self.taken | (self._n_held > 0)))
 
     @property
-    def n_held(self) -> int:
+    def n_held_cells(self) -> int:
         """Cells that held rows alone take."""
         return int(np.count_nonzero(~self.taken & (self._n_held > 0)))
 
@@ -98,7 +98,7 @@ class FakeCells:
         self.taken[list(cells)] = False
         self._forget(cells)
 
-    def hold(self, first: int, cells: Sequence[int]) -> FakeHeldRows:
+    def hold_rows(self, first: int, cells: Sequence[int]) -> FakeHeldRows:
         """Keep what lies in ``cells``, rows from position ``first`` on."""
         held = FakeHeldRows(first, list(cells))
         self._held[held] = None
@@ -122,7 +122,7 @@ class FakeCells:
         if held not in self._held:
             raise StateError("these rows are held no longer")
 
-    def n_own(self, held: FakeHeldRows, first: int, last: int) -> int:
+    def n_exclusive_cells(self, held: FakeHeldRows, first: int, last: int) -> int:
         """Return cells of held rows [first, last) that neither a sequence nor other held rows
         have.
         """

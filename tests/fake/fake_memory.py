@@ -138,7 +138,7 @@ class FakeMemory:
     def save_rows(self, seq: int, first: int, last: int, *, hold: bool = False) -> Rows:
         draft = self._save_drafts(seq, first, last)
         if hold:
-            return Rows(self.hold(seq, first, last), draft)
+            return Rows(self.hold_rows(seq, first, last), draft)
         if self.kind == "opaque":
             return Rows(NOTHING, draft)
         rows = self.seqs[seq].rows[first:last]
@@ -157,14 +157,14 @@ class FakeMemory:
         return self._cells.n_free
 
     @property
-    def n_held(self) -> int:
-        return self._cells.n_held
+    def n_held_cells(self) -> int:
+        return self._cells.n_held_cells
 
-    def hold(self, seq: int, first: int, last: int) -> FakeHeldRows:
+    def hold_rows(self, seq: int, first: int, last: int) -> FakeHeldRows:
         cells = self.seqs[seq].cells[first:last]
         if not self.can_hold or len(cells) != last - first:
             raise StateError(f"rows [{first}, {last}) cannot be held")
-        return self._cells.hold(first, cells)
+        return self._cells.hold_rows(first, cells)
 
     def release(self, held: HeldRows) -> None:
         self._cells.release(_own(held))
@@ -177,8 +177,8 @@ class FakeMemory:
         rows = [self._cells.rows[cell] for cell in _own(held).within(first, last)]
         return self._later(HEADER.pack(b"ROWS", first, last) + b"".join(rows))
 
-    def n_own(self, held: HeldRows, first: int, last: int) -> int:
-        return self._cells.n_own(_own(held), first, last)
+    def n_exclusive_cells(self, held: HeldRows, first: int, last: int) -> int:
+        return self._cells.n_exclusive_cells(_own(held), first, last)
 
     def save_state(self, seq: int, n: int) -> State:
         held = self.seqs[seq]
@@ -189,7 +189,7 @@ class FakeMemory:
             else NOTHING
         )
         if self.kind == "attention":
-            return State.of(NOTHING, draft)
+            return State.from_parts(NOTHING, draft)
         if held.at != n:
             raise StateError(f"the state stands at {held.at}, not {n}")
         data = (
@@ -197,7 +197,7 @@ class FakeMemory:
             + held.state
             + (b"".join(held.rows) if self.kind == "opaque" else b"")
         )
-        return State.of(self._later(data), draft)
+        return State.from_parts(self._later(data), draft)
 
     @property
     def _author(self) -> bytes:

@@ -110,7 +110,7 @@ def main(library: str, path: str, kind: str) -> None:
     tensor, layer = (replace(chosen, split_mode=mode) for mode in ("tensor", "layer"))
     plans = []
     for settings in (tensor, layer):
-        with dry_run(Resolved.of(settings)) as run:
+        with dry_run(Resolved.from_settings(settings)) as run:
             plans.append(run.plan(1024))
     assert plans[0].row_bytes == plans[1].row_bytes
     assert len(plans[0].gpus) == 2
@@ -121,7 +121,7 @@ def main(library: str, path: str, kind: str) -> None:
     whole = load(replace(chosen, n_gpu_layers=0, devices=("none",))).backend
     assert parts.backend.memory.kv.is_async
     assert parts.info.fingerprint == layers.info.fingerprint
-    assert parts.split != layers.split
+    assert parts.split_mode != layers.split_mode
     check_returns(parts.backend)
     check_bytes(parts.backend, whole)
     for one, other in ((parts.backend, layers.backend), (layers.backend, parts.backend)):

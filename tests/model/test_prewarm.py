@@ -93,7 +93,7 @@ class Served:
         admin = EngineAdmin(self.worker, engine)
         replies = ReplySettings(**settings)
         self.service = HttpService(self.worker, chat, replies, shared, admin=admin)
-        self.client = Client.to_app(create_app(Models.of(self.service)))
+        self.client = Client.to_app(create_app(Models.from_service(self.service)))
 
     def post(self, path: str, body: Any) -> Any:
         response = self.client.post(path, json=body)

@@ -12,7 +12,7 @@ import pytest
 from llama_cpp import llama_cpp as api
 
 from pyctl.cli.arguments import parse_serve
-from pyctl.cli.serve_command import several
+from pyctl.cli.serve_command import build_router
 from pyctl.server.models import Models
 from tests.unit.server.parts import supervised
 from tests.waiting import until
@@ -54,7 +54,7 @@ def run(tmp_path: Path) -> Iterator[Callable[[str], Models]]:
             preset = tmp_path / "models.ini"
             preset.write_text(text)
             argv = ["--models-preset", str(preset), "--models-patience", "0", "--no-kv-cache"]
-            models = several(parse_serve(argv, {}), argv, {})
+            models = build_router(parse_serve(argv, {}), argv, {})
             assert models is not None
             return stack.enter_context(supervised(models))
 
@@ -62,7 +62,7 @@ def run(tmp_path: Path) -> Iterator[Callable[[str], Models]]:
 
 
 def load(models: Models, name: str) -> None:
-    models.ask(models.named(name)).result(60).close()
+    models.acquire(models.get(name)).result(60).close()
 
 
 def test_a_reload_frees_the_vocabulary_of_what_it_replaces(
@@ -100,19 +100,19 @@ def test_a_model_whose_file_was_replaced_is_loaded_from_the_new_one(
     shutil.copy(model_path("tiny-hybrid"), file)
     models = run(f"[it]\nmodel = {file}\nc = 512\nt = 1\n")
     load(models, "it")
-    before = models.named("it").service
+    before = models.get("it").service
     if not is_loaded:
-        models.unload(models.named("it"))
-        until(lambda: models.named("it").status == "unloaded")
+        models.unload(models.get("it"))
+        until(lambda: models.get("it").status == "unloaded")
     shutil.copy(model_path("tiny-dense"), tmp_path / "new")
     (tmp_path / "new").rename(file)  # as a download does
     if reloads:
         models.reload().result(60)
     load(models, "it")
-    service = models.named("it").service
+    service = models.get("it").service
     assert before is not None
     assert service is not None
     assert service.info.fingerprint != before.info.fingerprint
     if reloads:
         models.reload().result(60)
-        assert models.named("it").service is service, "nothing has changed since"
+        assert models.get("it").service is service, "nothing has changed since"

@@ -141,7 +141,7 @@ def test_other_kinds_are_sent_as_the_server_reads_them(
     url = next(
         part["image_url"]["url"] for part in messages[-1]["content"] if part["type"] == "image_url"
     )
-    file = ImageFile.of(base64.b64decode(url.partition(",")[2]))
+    file = ImageFile.parse(base64.b64decode(url.partition(",")[2]))
     assert file.kind == ("jpeg" if kind == "jpeg" else "png")
     assert file.width == 320
     assert file.height == 256

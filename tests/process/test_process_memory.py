@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from pyctl.processes.process_memory import give_back, share_heaps
+from pyctl.processes.process_memory import share_heaps, trim_heap
 from pyctl.requests.request_pool import RequestPool
 from pyctl.requests.service import SharedState
 from tests.unit.server.fake import Bench
@@ -18,7 +18,7 @@ MIB = 2**20
 
 PROGRAM = f"""
 import ctypes, sys, threading
-from pyctl.processes.process_memory import give_back, share_heaps
+from pyctl.processes.process_memory import trim_heap, share_heaps
 from pyctl.processes.process_memory import resident_bytes
 
 if not share_heaps({{}}):
@@ -44,7 +44,7 @@ for _ in range({THREADS}):
     threading.Thread(target=work).start()
 over.wait()
 print((resident_bytes() - before) // {MIB})
-assert give_back()
+assert trim_heap()
 print((resident_bytes() - before) // {MIB})
 """
 
@@ -69,7 +69,7 @@ def test_the_environment_is_asked_first() -> None:
 
 
 def test_what_was_freed_goes_back_when_no_request_is_read() -> None:
-    assert SharedState().pool.on_rest is give_back
+    assert SharedState().pool.on_rest is trim_heap
     given = threading.Event()
     bench = Bench(request_pool=RequestPool(given.set, idle_seconds=0.05))
     bench.post("/apply-template", {"messages": [{"role": "user", "content": "Hi"}]})

@@ -71,7 +71,7 @@ CONCRETE = {"Disk", "Engine", "EngineAdmin", "LlamaBackend", "RamCache", "Worker
 """Classes whose objects only `cli` builds."""
 
 
-def layer_of(name: str) -> str:
+def tensor_layer(name: str) -> str:
     """Return the package of `LAYERS` that a module is in; `cli` for the command itself."""
     parts = name.split(".")[1:]
     inner = ".".join(parts[:2])
@@ -80,13 +80,13 @@ def layer_of(name: str) -> str:
 
 def test_layers() -> None:
     for name, targets in module_graph().items():
-        layer = layer_of(name)
+        layer = tensor_layer(name)
         if layer in ("cli", "__main__"):
             continue
         allowed = {*LAYERS[layer].split(), *NATIVE, layer}
         for target in targets:
             if target.startswith("pyctl."):
-                assert layer_of(target) in allowed, f"{name} imports {target}"
+                assert tensor_layer(target) in allowed, f"{name} imports {target}"
 
 
 def test_no_arrow_runs_up() -> None:
@@ -100,8 +100,8 @@ def test_the_map_has_each_package_and_each_arrow() -> None:
     """Every arrow of the map is used, and every package is on it."""
     used: dict[str, set[str]] = {}
     for name, targets in module_graph().items():
-        layers = {layer_of(target) for target in targets if target.startswith("pyctl.")}
-        used.setdefault(layer_of(name), set()).update(layers)
+        layers = {tensor_layer(target) for target in targets if target.startswith("pyctl.")}
+        used.setdefault(tensor_layer(name), set()).update(layers)
     assert used.keys() - {"cli", "__main__"} == LAYERS.keys()
     for layer, targets in LAYERS.items():
         assert {*targets.split()} == used[layer] - {layer, *NATIVE}, layer

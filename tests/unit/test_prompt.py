@@ -11,7 +11,7 @@ from pyctl.files.image_file import ImageFile
 from pyctl.prompt import ImageSpan, Prompt
 from tests.pictures import image_bytes
 
-SOURCE = ImageFile.of(image_bytes())
+SOURCE = ImageFile.parse(image_bytes())
 
 
 def picture(key: bytes = b"key", columns: int = 4, lines: int = 3, start: int = 0) -> ImageSpan:

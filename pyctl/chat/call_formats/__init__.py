@@ -33,7 +33,7 @@ from pyctl.chat.tool_definitions import Tool, Tools
 from pyctl.errors import RequestError
 from pyctl.settings.limit import limit
 
-__all__ = ["FALLBACK", "FORMATS", "BoundCalls", "find_call_format"]
+__all__ = ["FALLBACK", "FORMATS", "CallConstraintCache", "find_call_format"]
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ _MAX_PROBES = limit(
 _ANYTHING = {"type": "object", "additionalProperties": True}
 
 
-class BoundCalls:
+class CallConstraintCache:
     """The constraints on calls as ``form`` writes them. The last few are remembered: agents repeat
     their tools. Thread-safe.
     """

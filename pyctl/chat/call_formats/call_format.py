@@ -32,7 +32,7 @@ class CallFormat(ABC):
     ``control_tokens``: texts of tokens that the vocabulary hides from readers and that the parser
     has to see. ``around_content``: what templates write around the content of a message, and is no
     part of it. ``trigger``: a regular expression that matches the beginning of a call, from where
-    on a grammar binds a reply that need not call anything. ``forgets_tags``: models leave out the
+    on a grammar binds a reply that need not call anything. ``may_omit_tags``: models leave out the
     tags around a call, so that a reply of nothing but its JSON is also one. ``is_bare_json``: a
     call may be JSON with nothing around it, which no grammar parts from other JSON; a reply that
     follows a schema is no call then, unless one is forced.
@@ -43,7 +43,7 @@ class CallFormat(ABC):
     control_tokens: tuple[str, ...] = ()
     around_content: tuple[str, ...] = ()
     trigger: str
-    forgets_tags: bool = False
+    may_omit_tags: bool = False
     is_bare_json: ClassVar[bool] = False
     _sample: re.Pattern[str]
 

@@ -50,7 +50,7 @@ class DelimitedFormat(TaggedFormat):
         """Derive the control tokens and the trigger of calls from the delimiters and tags."""
         self.name = name
         self.reasoning = reasoning
-        texts = [text for each in delimiters for text in each.all_tokens]
+        texts = [text for delimiter in delimiters for text in delimiter.all_tokens]
         texts += [
             text
             for tags in reasoning
@@ -62,7 +62,7 @@ class DelimitedFormat(TaggedFormat):
         if opening:  # any name but a delimiter's around content
             self.trigger = rf"(?:^|{re.escape(opening)})((?!all\n)[\w.-]{{1,64}}\n\{{)"
         self.delimiters = delimiters
-        self.forgets_tags = isinstance(delimiters[0], ObjectDelimiters) and not delimiters[0].begin
+        self.may_omit_tags = isinstance(delimiters[0], ObjectDelimiters) and not delimiters[0].begin
         self._named_in = named_in
         self._id_size = id_size
         self.around_content = around_content

@@ -54,7 +54,7 @@ def either_word(grammar: GrammarBuilder, words: Sequence[str | None]) -> str:
 class CallDelimiters(ABC):
     """The texts around calls: ``begin`` and ``end`` around calls in a row, within these
     ``brackets``; ``open`` and ``close`` around each, ``between`` between two. Each may be empty.
-    ``is_alone`` if each call has a ``begin`` and an ``end``.
+    ``wraps_each_call`` if each call has a ``begin`` and an ``end``.
 
     ``tokens`` are further texts of tokens that a vocabulary may hide.
     """
@@ -65,7 +65,7 @@ class CallDelimiters(ABC):
     open: str = ""
     close: str = ""
     between: str = "\n"
-    is_alone: bool = False
+    wraps_each_call: bool = False
     tokens: tuple[str, ...] = ()
 
     @property
@@ -119,7 +119,7 @@ class CallDelimiters(ABC):
         blanks = r"/\n{1,2}/?"
         begin = grammar.text(self.begin + self.brackets[0])
         end = grammar.text(self.brackets[1] + self.end)
-        if not self.begin or self.is_alone:
+        if not self.begin or self.wraps_each_call:
             one = f"{blanks} {begin} {call} {end}"
             return f"({one})+" if parallel else one
         more = ""

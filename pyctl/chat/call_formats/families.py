@@ -23,7 +23,7 @@ def _reasoning(
     *interrupts: str, tags: tuple[ReasoningTags, ...] = (THINK, SEED, BRACKETS)
 ) -> tuple[ReasoningTags, ...]:
     """Return ``tags`` around reasoning that a call also ends."""
-    return tuple(replace(each, interrupts=interrupts) for each in tags)
+    return tuple(replace(tag, interrupts=interrupts) for tag in tags)
 
 
 _OBJECT = ObjectDelimiters(open=f"{_TOOL_CALL}\n", close="\n</tool_call>")
@@ -36,7 +36,7 @@ _QWEN = TagDelimiters(
     value_end="\n</parameter>\n",
     close="</function>\n",
     end="</tool_call>",
-    is_alone=True,
+    wraps_each_call=True,
 )
 _SEED = replace(
     _QWEN,

@@ -241,7 +241,7 @@ class CallScanner(ABC):
             self._calls.append(CallDelta(self._n_calls - 1, arguments=arguments))
 
     def _has(self, tool: str) -> bool:
-        return any(tool == each.name for each in self._tools.tools)
+        return any(tool == known_tool.name for known_tool in self._tools.tools)
 
 
 class ValueEnd:

@@ -32,7 +32,7 @@ class Origin(NamedTuple):
     is_before: bool = False
 
     @classmethod
-    def of(cls, source: str, n_matched: int) -> Origin:
+    def from_match(cls, source: str, n_matched: int) -> Origin:
         """Return the origin of drafts after ``n_matched`` tokens."""
         return cls(source, max((n for n in MATCH_CLASSES if n <= n_matched), default=0))
 

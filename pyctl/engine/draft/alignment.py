@@ -82,7 +82,7 @@ class ExpectedToken(NamedTuple):
     """
 
     token: int
-    place: int
+    position: int
     edit: Edit | None = None
     ends_edit: bool = True
 
@@ -132,13 +132,13 @@ class Alignment:
         learnt so far.
         """
         yield from self._rest_of_edit
-        place = self._rest_of_edit[-1].place if self._rest_of_edit else self.place
-        text = self._index.read(place, 2 * (n + LONGEST_EDIT))
+        position = self._rest_of_edit[-1].position if self._rest_of_edit else self.place
+        text = self._index.read(position, 2 * (n + LONGEST_EDIT))
         deletion: Edit | None = None
         i = 0
         while i < len(text):
             edit, span = self._likely_edit(text, i)
-            after = place + i + span
+            after = position + i + span
             if edit is None:
                 yield ExpectedToken(text[i], after, deletion)
                 deletion = None
@@ -146,7 +146,7 @@ class Alignment:
                 deletion = edit
             else:
                 for token in edit.replacement[:-1]:
-                    yield ExpectedToken(token, place + i, edit, ends_edit=False)
+                    yield ExpectedToken(token, position + i, edit, ends_edit=False)
                 yield ExpectedToken(edit.replacement[-1], after, edit)
             i += span
 
@@ -180,11 +180,11 @@ class Alignment:
 
     def _accept(self, expected: list[ExpectedToken], n: int) -> None:
         """Move past the first ``n`` of the ``expected`` tokens."""
-        for each in expected[:n]:
-            if each.edit is not None and each.ends_edit:
-                each.edit.n_right += 1
+        for expected_token in expected[:n]:
+            if expected_token.edit is not None and expected_token.ends_edit:
+                expected_token.edit.n_right += 1
         if n:
-            self.place = expected[n - 1].place
+            self.place = expected[n - 1].position
             self._rest_of_edit = _rest_of_edit(expected, n)
 
     def _skip_edit(self, expected: list[ExpectedToken], fresh: list[int]) -> int:
@@ -219,7 +219,7 @@ class Alignment:
     def _anchor(self, text: list[int]) -> None:
         """Find the source place for the end of ``text``: near the divergence, else anywhere."""
         if self._diverged_at and len(self._since) <= AHEAD:
-            place, length = self._index.near(self._diverged_at, self._since)
+            place, length = self._index.find_near(self._diverged_at, self._since)
             if place:
                 self._learn_change(place - length, self._since[:-length])
                 self.place = place

@@ -219,7 +219,9 @@ class CacheDrafts:
         if not alignment.place:
             return None
         n_drafted = len(draft)
-        expected = (each.token for each in alignment.expect(n_drafted + self.maximum))
+        expected = (
+            expected_token.token for expected_token in alignment.expect(n_drafted + self.maximum)
+        )
         if tuple(islice(expected, n_drafted)) != draft:
             return None
 

@@ -105,16 +105,16 @@ class DraftLengthController:
     """Chooses draft lengths and learns from results. Only the engine's thread calls it.
 
     Drafts over ``n_free`` tokens cost a repeated evaluation of the accepted ones on rollback. With
-    ``has_planes`` shorter ones are padded to one length for all requests, and longer ones need a
-    second evaluation. ``graph_ms`` is the time of a new CUDA graph, 0 without a GPU.
+    ``has_state_history`` shorter ones are padded to one length for all requests, and longer ones
+    need a second evaluation. ``graph_ms`` is the time of a new CUDA graph, 0 without a GPU.
     """
 
     def __init__(
-        self, *, n_free: int = 1024, graph_ms: float = 0.0, has_planes: bool = False
+        self, *, n_free: int = 1024, graph_ms: float = 0.0, has_state_history: bool = False
     ) -> None:
         """Start without measurements, with the priors of all origins."""
         self.n_free = n_free
-        self._rollback = Rollback(n_free, has_planes)
+        self._rollback = Rollback(n_free, has_state_history)
         self._graph_ms = graph_ms
         self._costs: dict[int, StepCosts] = {}
         self.requests: defaultdict[int, defaultdict[Origin, _DraftState]] = defaultdict(
@@ -279,7 +279,7 @@ class DraftLengthController:
         second evaluation.
         """
         self._n_second = 0
-        if not self._rollback.has_planes or len(sizes) <= 1:
+        if not self._rollback.has_state_history or len(sizes) <= 1:
             return
         for n_sure, n_drafts in sizes:
             if n_sure > 1 or n_drafts > self.n_free:
@@ -313,8 +313,8 @@ class DraftLengthController:
             self._n_same_width += 1
         else:
             self._n_same_width = 0
-        at = min(self._n_same_width, len(GRAPH_SHARES) - 1)
-        graph_share = GRAPH_SHARES[at]
+        index = min(self._n_same_width, len(GRAPH_SHARES) - 1)
+        graph_share = GRAPH_SHARES[index]
         lost = self._expected_loss(costs, n_tokens, graph_share)
         if ms is not None:
             self._measure(costs, n_tokens, ms, graph_share)

@@ -70,16 +70,16 @@ class Rollback:
     """The removal of wrong drafts: up to ``n_free`` at no cost; after more, accepted ones are
     evaluated again.
 
-    With ``has_planes`` shorter drafts are padded to one length for all requests, and longer ones
-    need a second evaluation.
+    With ``has_state_history`` shorter drafts are padded to one length for all requests, and longer
+    ones need a second evaluation.
     """
 
     n_free: int
-    has_planes: bool
+    has_state_history: bool
 
     def needs_second_batch(self, n_seqs: int, n_drafts: int) -> bool:
         """Return whether a draft of one request of ``n_seqs`` is evaluated apart."""
-        return self.has_planes and n_seqs > 1 and n_drafts > self.n_free
+        return self.has_state_history and n_seqs > 1 and n_drafts > self.n_free
 
 
 class DraftedStep:
@@ -109,7 +109,7 @@ class DraftedStep:
         n_drafts = offer.n_before + offer.n
         self._is_apart = rollback.needs_second_batch(costs.n_seqs, n_drafts)
         self._is_free = n_drafts <= rollback.n_free
-        is_padded = rollback.has_planes and not self._is_apart
+        is_padded = rollback.has_state_history and not self._is_apart
         n_wider = costs.n_seqs if is_padded else self._n_drafting
         self._width_without = costs.n_seqs * (1 + offer.n_before)
         self._width = self._width_without + n_wider * offer.n

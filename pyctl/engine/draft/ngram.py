@@ -79,11 +79,11 @@ class NgramSource:
         value = text.hash(first, n, places.top)
         n_tokens = n + min(self.maximum, maximum)
         while len(tokens) < n_tokens:
-            place = places.find(value)
-            if place < 0:
+            previous = places.find(value)
+            if previous < 0:
                 break
             oldest = tokens[-n]
-            token = text[place + n]
+            token = text[previous + n]
             tokens.append(token)
             # The hash of the next n-gram: without the first token of this one, with the new one.
             without_oldest = value - oldest * self._drop

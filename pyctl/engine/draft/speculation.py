@@ -154,7 +154,7 @@ class Speculation:
         lengths = DraftLengthController(
             n_free=facts.n_rollback,
             graph_ms=graph_ms,
-            has_planes=facts.has_planes,
+            has_state_history=facts.has_state_history,
         )
         return cls(sources, model, lengths=lengths), ""
 
@@ -178,16 +178,18 @@ class Speculation:
                 source.forget()
 
     @contextlib.contextmanager
-    def following(self, key: int, prompt: Tokens, *, sees_texts: bool = True) -> Iterator[None]:
-        """Register request ``key`` with the sources; without ``sees_texts`` not with those that
-        keep others' texts.
+    def following(
+        self, key: int, prompt: Tokens, *, may_read_prompts: bool = True
+    ) -> Iterator[None]:
+        """Register request ``key`` with the sources; without ``may_read_prompts`` not with those
+        that keep others' texts.
 
         The counts and the pace of accepted drafts would show such a client whether its guess of a
         text is right.
         """
         try:
             for source in self._sources:
-                if sees_texts or not isinstance(source, CacheDrafts):
+                if may_read_prompts or not isinstance(source, CacheDrafts):
                     source.begin(key, prompt)
             yield
         finally:
@@ -205,19 +207,19 @@ class Speculation:
         self._proposing = None
         for job in jobs:
             self._compare(job)
-        found: list[tuple[int, ...]] = [()] * len(jobs)
+        drafts: list[tuple[int, ...]] = [()] * len(jobs)
         asked = [i for i, job in enumerate(jobs) if self._is_asked(job)]
         for source in self._sources:
-            without_draft = [i for i in asked if not found[i]]
-            self._copy(source, found, without_draft)
+            without_draft = [i for i in asked if not drafts[i]]
+            self._copy(source, drafts, without_draft)
         if self._model is not None:
-            self._ask_model(self._model, found)
+            self._draft_with_model(self._model, drafts)
         for source in self._sources:
-            with_draft = [i for i in asked if found[i]]
-            self._copy(source, found, with_draft)
+            with_draft = [i for i in asked if drafts[i]]
+            self._copy(source, drafts, with_draft)
         for job in jobs:
             self._count_idle(job)
-        pairs = list(zip(jobs, found, strict=True))
+        pairs = list(zip(jobs, drafts, strict=True))
         if self.lengths is not None:
             sizes = [(len(job.sure), len(tokens)) for job, tokens in pairs]
             self.lengths.record_batches(sizes)
@@ -267,7 +269,7 @@ class Speculation:
         n_left = ROW_PADDING - first % ROW_PADDING
         return min(max(n_left - self.width, 0), self.width)
 
-    def _ask_model(self, model: ModelDrafts, found: list[tuple[int, ...]]) -> None:
+    def _draft_with_model(self, model: ModelDrafts, found: list[tuple[int, ...]]) -> None:
         """Draft with the model, in one evaluation, for all jobs for which no source promises more.
 
         All get the largest wanted length, since one evaluation verifies drafts of equal length.
@@ -282,13 +284,13 @@ class Speculation:
                 continue
             limit = min(job.maximum, model.n_max)
             n = self._n_allowed(job, own, limit)
-            if self._leads(own, n, job, found[i]):
+            if self._model_beats_source(own, n, job, found[i]):
                 leading.append((i, job, n))
         n = max((n for _, _, n in leading), default=0)
         if not n:  # sources promise more everywhere, or the model pauses
             return
-        wanted = [(i, job) for i, job, _ in leading if job.maximum >= n]
-        jobs = [job for _, job in wanted]
+        eligible = [(i, job) for i, job, _ in leading if job.maximum >= n]
+        jobs = [job for _, job in eligible]
         try:
             drafts = model.propose(jobs, n)
         except EngineError as error:  # decoding continues without drafts
@@ -296,14 +298,16 @@ class Speculation:
             return
         ms = (self.seconds() - began) * 1e3
         self._proposing = n, ms
-        for (i, job), proposed in zip(wanted, drafts, strict=True):
+        for (i, job), proposed in zip(eligible, drafts, strict=True):
             draft = tuple(takewhile(_is_text, proposed[:n]))
             if draft:
                 found[i] = draft
                 self._origins[job.key] = own
                 self._propose(job, (), draft, own)
 
-    def _leads(self, own: Origin, n: int, job: DraftJob, found: tuple[int, ...]) -> bool:
+    def _model_beats_source(
+        self, own: Origin, n: int, job: DraftJob, found: tuple[int, ...]
+    ) -> bool:
         """Return whether ``n`` drafts of the model promise more than those that another source has
         ``found`` for ``job``.
         """
@@ -340,7 +344,7 @@ class Speculation:
             if not match.n:
                 continue
             name = "+".join((*names, source.name))
-            origin = Origin.of(name, match.n)
+            origin = Origin.from_match(name, match.n)
             n = self._n_allowed(job, origin, job.maximum, len(draft))
             if not n and self.lengths is None:
                 continue
@@ -358,8 +362,8 @@ class Speculation:
         """Keep a proposal to compare it with the reply."""
         if self.lengths is None or not tokens:
             return
-        place = job.seq.n + len(job.sure)
-        proposal = _Proposal(place, before, tokens, origin)
+        position = job.seq.n + len(job.sure)
+        proposal = _Proposal(position, before, tokens, origin)
         self._proposals[job.key].append(proposal)
 
     def _compare(self, job: DraftJob) -> None:

@@ -178,52 +178,52 @@ class TokenIndex:
             return 0, 0
         end = text[: -CONTEXT - 1 : -1]
         ring = self._ring_of
-        found = 0
+        match_end = 0
         longest = GRAMS[0] - 1
         seen: set[int] = set()
         for level, bucket in self._buckets(end):
-            place = self._newest_of[level][bucket]
+            position = self._newest_of[level][bucket]
             before = self._before_of[level]
             for _ in range(MAX_LOOKS):
-                if not place:
+                if not position:
                     break
-                if place not in seen and ring[place + 1] != GAP:
-                    seen.add(place)
-                    length = self._match(place, end)
+                if position not in seen and ring[position + 1] != GAP:
+                    seen.add(position)
+                    length = self._match(position, end)
                     is_better = length > longest
                     if length == longest and near:
-                        is_better = 0 <= place - near < NEAR
+                        is_better = 0 <= position - near < NEAR
                     if is_better:
-                        found = place + 1
+                        match_end = position + 1
                         longest = length
-                place = before[place]
+                position = before[position]
             if longest < GRAMS[level]:
                 break
-        if not found:
+        if not match_end:
             return 0, 0
-        return found, longest
+        return match_end, longest
 
-    def near(self, place: int, tokens: list[int]) -> tuple[int, int]:
+    def find_near(self, place: int, tokens: list[int]) -> tuple[int, int]:
         """Find the last of ``tokens``, 1 to 4, in a window around ``place``, the nearest; returns
         as `find`.
         """
         first = max(place - BACK, 0)
         window = self.ring[first : place + AHEAD].tolist()
-        wanted = tokens[:-5:-1]
-        if not wanted or wanted[0] not in window:
+        suffix = tokens[:-5:-1]
+        if not suffix or suffix[0] not in window:
             return 0, 0
-        found: list[tuple[int, int]] = []
+        matches: list[tuple[int, int]] = []
         for i, token in enumerate(window):
-            if token != wanted[0]:
+            if token != suffix[0]:
                 continue
             n_equal = 0
-            for one, other in zip(wanted, window[i::-1], strict=False):
+            for one, other in zip(suffix, window[i::-1], strict=False):
                 if one != other:
                     break
                 n_equal += 1
-            found.append((first + i + 1, n_equal))
-        for length in range(len(wanted), 0, -1):
-            ends = [end for end, n in found if n >= length]
+            matches.append((first + i + 1, n_equal))
+        for length in range(len(suffix), 0, -1):
+            ends = [end for end, n in matches if n >= length]
             if not ends:
                 continue
             earliest = place

@@ -41,8 +41,8 @@ def verify_batches(
         return [[_item(active, NO_DRAFT) for active in requests]]
     jobs = _jobs(requests, facts, n_free)
     drafts = speculation.propose(jobs)
-    if facts.has_planes and len(jobs) > 1:
-        drafts = _widened(jobs, drafts, facts.n_rollback)
+    if facts.has_state_history and len(jobs) > 1:
+        drafts = _pad_drafts(jobs, drafts, facts.n_rollback)
     n_sure = sum(len(job.sure) for job in jobs)
     n_drafted = sum(len(draft.tokens) for draft in drafts)
     make_room(n_sure + n_drafted)
@@ -52,7 +52,7 @@ def verify_batches(
         # Rollback to a plane requires equal token counts in the batch; other items use marks or
         # have no drafts.
         n_tokens = 0
-        if facts.has_planes and 0 < len(draft.tokens) <= facts.n_rollback:
+        if facts.has_state_history and 0 < len(draft.tokens) <= facts.n_rollback:
             n_tokens = len(item.tokens.tokens)
         groups.setdefault(n_tokens, []).append(item)
     maximum = max(facts.n_ubatch, facts.n_seqs)
@@ -90,7 +90,7 @@ def _jobs(requests: Sequence[ActiveRequest], facts: BackendFacts, n_free: int) -
     return jobs
 
 
-def _widened(jobs: Sequence[DraftJob], drafts: Sequence[Draft], n_rollback: int) -> list[Draft]:
+def _pad_drafts(jobs: Sequence[DraftJob], drafts: Sequence[Draft], n_rollback: int) -> list[Draft]:
     """Pad shorter drafts to equal length, so that one evaluation serves all requests."""
     pairs = list(zip(jobs, drafts, strict=True))
     width = 0

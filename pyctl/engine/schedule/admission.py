@@ -15,7 +15,7 @@ from pyctl.cache.cache_stats import RequestStats
 from pyctl.cache.reads import Reads
 from pyctl.cache.sequence import LiveSequence
 from pyctl.cache.snapshot import Snapshot
-from pyctl.engine.backend import Verify
+from pyctl.engine.backend import VerifyOutputs
 from pyctl.engine.handle import RequestHandle
 from pyctl.errors import OutOfCellsError
 from pyctl.settings.limit import limit
@@ -33,7 +33,7 @@ MAX_RESERVE = 2048
 """Tokens reserved for a reply when it starts, or an eighth of the context if that is less."""
 
 Step: TypeAlias = tuple[int, ...] | Reads | OutOfCellsError | None
-Steps: TypeAlias = Generator[Step, Verify, None]
+Steps: TypeAlias = Generator[Step, VerifyOutputs, None]
 """Yields None after a prefill batch, the next sure tokens while decoding (sent: Verify), Reads
 during disk reads, and OutOfCellsError if a batch waits for cells of other requests.
 """
@@ -43,13 +43,14 @@ during disk reads, and OutOfCellsError if a batch waits for cells of other reque
 class TurnState:
     """The wait of a request, and its turns.
 
-    ``n_overtakes`` counts younger requests that started while this one had no room. ``place`` is
-    its place among the waiting requests, 1 for the next; 0 once it runs. ``started`` is the clock's
-    time at the start of its turn. ``has_stopped_reading``: a turn ended while it read from disk.
+    ``n_overtakes`` counts younger requests that started while this one had no room.
+    ``queue_position`` is its place among the waiting requests, 1 for the next; 0 once it runs.
+    ``started`` is the clock's time at the start of its turn. ``has_stopped_reading``: a turn ended
+    while it read from disk.
     """
 
     n_overtakes: int = 0
-    place: int = 0
+    queue_position: int = 0
     started: float = 0.0
     has_stopped_reading: bool = False
 
@@ -60,8 +61,8 @@ class ActiveRequest:
 
     It waits for ``step``. ``arrived`` numbers requests by arrival, ``id`` by start; ``stats`` is
     None before the start. ``submitted`` and ``started`` are seconds of the performance counter.
-    ``kept`` holds a suspended request's sequence. ``ran_concurrently``: others ran at the same
-    time. A background request starts after ``quiet`` seconds without a client's request;
+    ``suspended_snapshot`` holds a suspended request's sequence. ``ran_concurrently``: others ran at
+    the same time. A background request starts after ``quiet`` seconds without a client's request;
     ``n_prewarmed`` counts its evaluated tokens across interruptions.
     """
 
@@ -74,7 +75,7 @@ class ActiveRequest:
     steps: Steps | None = None
     step: Step = None
     started: float = 0.0
-    kept: Snapshot | None = None
+    suspended_snapshot: Snapshot | None = None
     turn: TurnState = field(default_factory=TurnState)
     ran_concurrently: bool = False
     quiet: float = 0.0
@@ -182,7 +183,7 @@ class Admission:
         """Iterate over all waiting requests by arrival."""
         return heapq.merge(self.suspended, self.queue, key=attrgetter("arrived"))
 
-    def in_order(self) -> Iterable[ActiveRequest]:
+    def expected_order(self) -> Iterable[ActiveRequest]:
         """Return the waiting requests in the order in which they are expected to run."""
         return self
 
@@ -197,9 +198,13 @@ class Admission:
         )
 
     def put_back(self, active: ActiveRequest) -> None:
-        """Insert a request by arrival, among the suspended ones if it has ``kept`` a snapshot."""
+        """Insert a request by arrival, among the suspended ones if it has ``suspended_snapshot`` a
+        snapshot.
+        """
         insort(
-            self.queue if active.kept is None else self.suspended, active, key=attrgetter("arrived")
+            self.queue if active.suspended_snapshot is None else self.suspended,
+            active,
+            key=attrgetter("arrived"),
         )
 
     def clear(self) -> None:
@@ -209,10 +214,10 @@ class Admission:
 
     def take_cancelled(self) -> list[ActiveRequest]:
         """Remove and return the cancelled requests."""
-        found = [active for active in self if active.handle.cancelled]
-        for active in found:
+        cancelled = [active for active in self if active.handle.cancelled]
+        for active in cancelled:
             self._take(active)
-        return found
+        return cancelled
 
     def take_next(self, occupancy: Occupancy) -> ActiveRequest | None:
         """Remove and return the request that starts or resumes now, None for none."""
@@ -251,7 +256,7 @@ class Admission:
         return min(active.n_needed + self._reserve, maximum)
 
     def _take(self, active: ActiveRequest) -> None:
-        if active.kept is None:
+        if active.suspended_snapshot is None:
             self.queue.remove(active)
         else:
             self.suspended.remove(active)

@@ -12,14 +12,14 @@ from pyctl.cache.sequence import LiveSequence
 from pyctl.engine.schedule.admission import Occupancy
 from pyctl.prompt import Prompt
 
-__all__ = ["CellPool", "SequenceWorth"]
+__all__ = ["CellPool", "SequenceValues"]
 
 MIN_FREE = 256
 """Cells kept free of held rows in addition to the needed ones, since llama.cpp may split batches.
 """
 
 
-class SequenceWorth:
+class SequenceValues:
     """The worth of idle sequences in expected seconds, by the policy of ``cache``.
 
     A prompt that continues a live sequence costs nothing up to its end. Otherwise its rows and
@@ -31,7 +31,7 @@ class SequenceWorth:
         self._cache = cache
         self._occupancy = occupancy
 
-    def likely(self, seq: LiveSequence) -> float:
+    def expected_resumes(self, seq: LiveSequence) -> float:
         """Return the expected number of prompts that resume in ``seq``."""
         return self._cache.policy.expected_resumes_at_end(seq.facts.turn)
 
@@ -46,7 +46,7 @@ class SequenceWorth:
         if self._cache.enabled and seq.facts.cached:
             load_seconds = self._load(seq, n, seq.n)
             seconds = min(seconds, load_seconds)
-        return self.likely(seq) * seconds
+        return self.expected_resumes(seq) * seconds
 
     def best(
         self,
@@ -136,7 +136,7 @@ class CellPool:
 
     def __init__(self, occupancy: Occupancy, n_cells: int, prefix_cache: PrefixCache) -> None:
         self.n_cells = n_cells
-        self.worth = SequenceWorth(prefix_cache.memory, prefix_cache.cache, occupancy)
+        self.values = SequenceValues(prefix_cache.memory, prefix_cache.cache, occupancy)
         self._occupancy = occupancy
         self._park = prefix_cache.park
         self._device = prefix_cache.device
@@ -170,15 +170,15 @@ class CellPool:
             if n_left < 0:
                 if not idle:
                     return False
-                least = self.worth.pick_to_park(idle, -n_left)
+                least = self.values.pick_to_park(idle, -n_left)
                 self._park(least)
                 continue
             n_held = max(n_left + n_ready - n_extra, 0)  # held rows that may stay
             free = (seq for seq in idle if self._occupancy.owner(seq) is None)
-            coldest = min(free, key=self.worth.likely, default=None)
+            coldest = min(free, key=self.values.expected_resumes, default=None)
             if coldest is None:
                 return self._device.shrink(n_held)
-            likely = self.worth.likely(coldest)
+            likely = self.values.expected_resumes(coldest)
             if self._device.can_shrink(n_held, likely):
                 return self._device.shrink(n_held)
             self._park(coldest)

@@ -90,9 +90,9 @@ class Prewarms:
         # By its prompt: the request that was submitted may be a copy, with the rights of its
         # client.
         before = after.prompt.tokens
-        place = next((i for i, tokens in enumerate(prompts) if tokens is before), -1)
-        later = prompts[place + 1 :]
-        return any(_goes_on(tokens, request) for tokens in later)
+        index = next((i for i, tokens in enumerate(prompts) if tokens is before), -1)
+        later = prompts[index + 1 :]
+        return any(_is_continued(tokens, request) for tokens in later)
 
     def _quiet_before(self, request: Request, sequences: Sequence[LiveSequence]) -> float:
         """Return the seconds without a client's request before ``request`` starts: more if a live
@@ -112,11 +112,13 @@ class Prewarms:
         """Cancel the warm-ups that the client's ``request`` makes redundant."""
         tokens = request.prompt.tokens
         self._lately.append(tokens)
-        self._queue = [each for each in self._queue if not _goes_on(tokens, each.handle.request)]
+        self._queue = [
+            queued for queued in self._queue if not _is_continued(tokens, queued.handle.request)
+        ]
         if self._now is None:  # none runs that could be redundant
             return
         handle = self._now.handle
-        if _goes_on(tokens, handle.request):
+        if _is_continued(tokens, handle.request):
             handle.cancel()
 
     def ended(self) -> None:
@@ -125,9 +127,9 @@ class Prewarms:
 
     def take(self) -> ActiveRequest | None:
         """Remove and return the next due request, if any. Requires that no other request waits."""
-        self._queue = [each for each in self._queue if not each.handle.cancelled]
+        self._queue = [queued for queued in self._queue if not queued.handle.cancelled]
         now = self._clock()
-        due = (each for each in self._queue if self._quiet_since + each.quiet <= now)
+        due = (queued for queued in self._queue if self._quiet_since + queued.quiet <= now)
         self._now = next(due, None)
         if self._now is None:  # none is due
             return None
@@ -145,7 +147,7 @@ class Prewarms:
         """Seconds until the next request may start; None if there is none."""
         if not self._queue:
             return None
-        quiet = min(each.quiet for each in self._queue)
+        quiet = min(queued.quiet for queued in self._queue)
         start = self._quiet_since + quiet
         return max(start - self._clock(), 0.0)
 
@@ -161,7 +163,7 @@ class Prewarms:
             handle = self._now.handle
             if handle.request.after is not None:
                 handle.cancel()
-        self._queue = [each for each in self._queue if each.handle.request.after is None]
+        self._queue = [queued for queued in self._queue if queued.handle.request.after is None]
         self._lately.clear()
 
     # -- the work
@@ -174,7 +176,7 @@ class Prewarms:
         points = self._prefix_cache.memory.shape.resume_points
         snapshots = snapshot_ends(request.prompt, ends, points)
         last = last_end(snapshots, len(request.prompt))
-        goal = max(last, self._rest(request, last))
+        goal = max(last, self._next_boundary(request, last))
         within = ends_within(ends, 0, last)  # including ends inside images
         return list(within), goal
 
@@ -186,7 +188,7 @@ class Prewarms:
         nearest = 0
         if lookup.candidates:
             nearest = lookup.candidates[0].n
-        last = max(lookup.ends, default=0)
+        last = max(lookup.batch_ends, default=0)
         if nearest >= last and (goal == last or self._is_cached(lookup.match, goal)):
             return False
         if request.after is None:  # a client sent it ahead
@@ -210,12 +212,12 @@ class Prewarms:
     def replaced_end(self, lookup: CacheLookup, seq: LiveSequence) -> Prefix | None:
         """Return the live end of ``seq`` if the warm-up goes beyond it."""
         is_live = 0 < seq.n == seq.shared(lookup.match.tokens)
-        goes_beyond = seq.n < max(lookup.ends, default=0)
+        goes_beyond = seq.n < max(lookup.batch_ends, default=0)
         if not is_live or not goes_beyond:  # the live end stays of use
             return None
         return lookup.match.prefix(seq.n)
 
-    def note(self, active: ActiveRequest, match: PromptMatch, first: int, n: int) -> None:
+    def record(self, active: ActiveRequest, match: PromptMatch, first: int, n: int) -> None:
         """Record that a background request evaluated tokens ``first`` to ``n`` before it ended or
         was interrupted.
         """
@@ -243,7 +245,7 @@ class Prewarms:
         if lookup.request.after is not None:
             self._n_unused += 1
 
-    def _rest(self, request: Request, last: int) -> int:
+    def _next_boundary(self, request: Request, last: int) -> int:
         """Return the boundary after the reply, to evaluate up to after the ``last`` batch end; 0
         for none.
         """
@@ -257,7 +259,7 @@ class Prewarms:
         if next_message <= _shared(request.after, request):  # it lies before the reply
             return 0
         points = self._prefix_cache.memory.shape.resume_points
-        if not points.allow(next_message):
+        if not points.contains(next_message):
             return 0
         return next_message
 
@@ -278,7 +280,7 @@ def _shared(one: CacheRequest, other: CacheRequest) -> int:
     return common_prefix(one.prompt.tokens, other.prompt.tokens)
 
 
-def _goes_on(tokens: Tokens, prewarm: Request) -> bool:
+def _is_continued(tokens: Tokens, prewarm: Request) -> bool:
     """Return whether ``tokens`` start with all that ``prewarm`` shares with the request before it;
     False without one.
     """

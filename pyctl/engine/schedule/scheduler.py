@@ -187,7 +187,7 @@ class Scheduler:
             started = self.waiting.take_next(self.occupancy)
             if started is None:
                 break
-            if started.kept is not None:
+            if started.suspended_snapshot is not None:
                 self._resume(started)
             else:
                 self._begin(started)
@@ -198,25 +198,25 @@ class Scheduler:
         """Send the place of each waiting request whose place has changed, for clients that show
         progress.
         """
-        for place, active in enumerate(self.waiting.in_order(), 1):
-            if active.turn.place != place:
-                active.turn.place = place
+        for position, active in enumerate(self.waiting.expected_order(), 1):
+            if active.turn.queue_position != position:
+                active.turn.queue_position = position
                 _report_place(active)
 
     def _begin(self, active: ActiveRequest) -> None:
         """Start a request on the free sequence with the highest gain."""
         request = active.handle.request
-        active.seq = self.cells.worth.best(
+        active.seq = self.cells.values.best(
             self.occupancy.free_for(active),
             request.prompt,
             clears=self._clears and not self.running,
-            in_blocks=not request.sees_texts,
+            in_blocks=not request.may_read_prompts,
         )
         self._n_begun += 1
         self._n_restorable.pop(active, None)
         active.id = self._n_begun
         active.ran_concurrently = False
-        active.turn.place = 0
+        active.turn.queue_position = 0
         if request.seq >= 0:
             self.occupancy.named.add(active.seq.id)
         else:
@@ -296,13 +296,13 @@ class Scheduler:
             self._return_unstarted(active)
             return
         try:
-            active.kept = self._prefix_cache.saver.suspend(seq)
+            active.suspended_snapshot = self._prefix_cache.saver.suspend(seq)
         except (EngineError, MemoryError) as error:
             log.warning("cannot suspend request %d: %s", active.id, error)
             self.fail(active, OutOfCellsError())
             return
         if seq.shares:
-            seq.ends = []  # it resumes in other cells
+            seq.batch_ends = []  # it resumes in other cells
         self._counters.n_suspended += 1
         n = f"{seq.n:,}"
         log.info("suspend      %7s tokens saved: context is full  request %d", n, active.id)
@@ -320,11 +320,11 @@ class Scheduler:
             return
         seq = active.seq
         assert seq is not None
-        if not self._backend.memory.shape.resume_points.allow(seq.n):
+        if not self._backend.memory.shape.resume_points.contains(seq.n):
             return  # a restore here changes bits; a few tokens later it may not
         active.handle.release()
         try:
-            active.kept = self._prefix_cache.saver.suspend(seq, frees_cells=False)
+            active.suspended_snapshot = self._prefix_cache.saver.suspend(seq, frees_cells=False)
         except (EngineError, MemoryError) as error:
             log.warning("request %d goes on before others: %s", active.id, error)
             active.turn.started = math.inf
@@ -349,8 +349,8 @@ class Scheduler:
         self._changed.set()
 
     def _detach(self, active: ActiveRequest, seq: LiveSequence) -> None:
-        """Move a request with ``kept`` set to the waiting ones, with its ``seq``; an empty sequence
-        replaces that.
+        """Move a request with ``suspended_snapshot`` set to the waiting ones, with its ``seq``; an
+        empty sequence replaces that.
         """
         self.running.remove(active)
         self.occupancy.sequences[seq.id] = LiveSequence(seq.id, seq.capacity)
@@ -361,35 +361,35 @@ class Scheduler:
     def _resume(self, active: ActiveRequest) -> None:
         """Restore a suspended request to a free sequence."""
         seq = active.seq
-        kept = active.kept
+        suspended = active.suspended_snapshot
         assert seq is not None
-        assert kept is not None
+        assert suspended is not None
         free = self._cheapest_free(active)
         self._prefix_cache.park(free)
         if self._settings.exact:
             self.cells.clear_idle()  # so that its rows are in the cells of a run that is alone
-        self.cells.make_room(seq.n, self._prefix_cache.device.n_ready(kept, 0, kept.n))
-        active.turn.place = 0
+        self.cells.make_room(seq.n, self._prefix_cache.device.n_ready(suspended, 0, suspended.n))
+        active.turn.queue_position = 0
         seq.id = free.id
         self.occupancy.sequences[free.id] = seq
         self.occupancy.last[free.id] = active
         self.running.append(active)
         try:
-            self._prefix_cache.saver.resume(seq, kept)
+            self._prefix_cache.saver.resume(seq, suspended)
         except OutOfCellsError as error:
             self._backend.memory.clear(seq.id)
             self._retry_resume(active, seq, error)
         except Exception as error:
             self.fail(active, error)
         else:
-            active.kept = None
+            active.suspended_snapshot = None
 
     def _cheapest_free(self, active: ActiveRequest) -> LiveSequence:
         """Return the free sequence for ``active`` whose contents are worth least, of equal ones the
         one that was used least recently.
         """
         occupancy = self.occupancy
-        loss = self.cells.worth.loss_if_truncated
+        loss = self.cells.values.loss_if_truncated
         free = occupancy.free_for(active)
         return min(free, key=lambda seq: (loss(seq), occupancy.used(seq)))
 
@@ -416,9 +416,9 @@ class Scheduler:
         active.handle.release()
         if active.steps is not None:
             active.steps.close()
-        if active.kept is not None:
-            self._prefix_cache.cache.release(active.kept)
-            active.kept = None
+        if active.suspended_snapshot is not None:
+            self._prefix_cache.cache.release(active.suspended_snapshot)
+            active.suspended_snapshot = None
         if active in self.running:
             self.running.remove(active)
         if not active.handle.request.background:
@@ -453,7 +453,7 @@ def _report_place(active: ActiveRequest) -> None:
         n_processed=0,
         ms=(time.perf_counter() - active.submitted) * 1e3,
         source="none",
-        place=active.turn.place,
+        queue_position=active.turn.queue_position,
     )
     if active.stats is not None and active.seq is not None:  # it is suspended
         progress = replace(

@@ -32,11 +32,11 @@ class TurnQueue(Admission):
         self._n_active = n_active
         self._clock = clock
 
-    def in_order(self) -> Iterable[ActiveRequest]:
+    def expected_order(self) -> Iterable[ActiveRequest]:
         """Return the waiting requests in the order in which they are expected to run."""
         next_one = self._next()
         first = [next_one] if next_one is not None else []
-        others = (each for each in (*self.queue, *self.suspended) if each is not next_one)
+        others = (active for active in (*self.queue, *self.suspended) if active is not next_one)
         return [*first, *others]
 
     def take_next(self, occupancy: Occupancy) -> ActiveRequest | None:
@@ -46,7 +46,7 @@ class TurnQueue(Admission):
         chosen = self._next()
         if chosen is None:
             return None
-        if chosen.kept is None:
+        if chosen.suspended_snapshot is None:
             for parked in self.suspended:
                 parked.turn.n_overtakes += 1
         chosen.turn.n_overtakes = 0
@@ -77,4 +77,6 @@ class TurnQueue(Admission):
 
     def _first_ready(self) -> ActiveRequest | None:
         """Return the first new request that waits for no fetch from an object store."""
-        return next((each for each in self.queue if each.reads is None or each.reads.ready()), None)
+        return next(
+            (active for active in self.queue if active.reads is None or active.reads.ready()), None
+        )

@@ -175,15 +175,15 @@ class BlockModel(HeadRows):
         if not self._slides or n == 0:
             return super()._cut(seq, n)
         self._finish_copies()
-        at = self._seqs[seq]
+        state = self._seqs[seq]
         try:
             # What slid out is lost unless a state follows, until when the rows stay.
             self._memory.rewind(seq, n)
         except (ValueError, RuntimeError):
-            return self._restart(seq, at.end)
+            return self._restart(seq, state.end)
         self._cuts[seq] = n
-        at.last = n
-        at.first = min(at.first, n)
+        state.last = n
+        state.first = min(state.first, n)
         return None
 
     def _finish_cuts(self) -> None:
@@ -194,9 +194,9 @@ class BlockModel(HeadRows):
             api.llama_memory_seq_rm(self._cells, seq, n, -1)
         self._cuts.clear()
 
-    def keep(self, seq: int, n: int) -> None:
+    def truncate(self, seq: int, n: int) -> None:
         self._unread.pop(seq, None)
-        super().keep(seq, n)
+        super().truncate(seq, n)
 
     def clear(self, seq: int) -> None:
         self._cuts.pop(seq, None)
@@ -208,7 +208,7 @@ class BlockModel(HeadRows):
             return super().load_rows(seq, first, spans)
         start, unread = self._unread.get(seq, (first, []))
         if not unread or unread[-1][2] != first:
-            self.keep(seq, first)
+            self.truncate(seq, first)
             self._evaluate_pending(seq)
             start = first
             unread = []
@@ -247,7 +247,7 @@ class BlockModel(HeadRows):
         if not self._slides:
             return super().load_state(seq, n, block)
         first, spans = self._unread.pop(seq, (n, []))
-        self.keep(seq, n)
+        self.truncate(seq, n)
         if self._seqs[seq].end == n and seq not in self._cuts:
             return None  # nothing was lost
         self._finish_copies()

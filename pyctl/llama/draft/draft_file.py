@@ -36,7 +36,7 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 
-def type_of(path: Path) -> str:
+def model_type(path: Path) -> str:
     """Return the type of the draft model in the file ``path``, by its architecture and tensors.
     Raises ModelError.
     """
@@ -72,7 +72,7 @@ class BlockShape:
 def block_shape(path: Path) -> BlockShape:
     """Return the shape of the DFlash or DSpark file ``path``. Raises ModelError."""
     head = file_head(model_files(path)[0])
-    type = type_of(path)
+    type = model_type(path)
     is_spark = type == "draft-dspark"
     if is_spark and "block_size" not in head.numbers:  # llama.cpp would end the process
         raise ModelError(f"{path} does not state the size of its block")
@@ -104,7 +104,7 @@ def check_target(head: FileHead, path: str, target: Any) -> tuple[int, ...]:
     widths = [head.numbers.get("target_hidden_size", (own,))[0]]
     if not (head.has("token_embd.weight") and head.has("output.weight")):  # it takes the target's
         widths.append(own)
-    if others := [each for each in widths if each != width]:
+    if others := [other_width for other_width in widths if other_width != width]:
         raise ModelError(f"{path} drafts for another model: it is {others[0]} wide, not {width}")
     if head.n_vocab != (
         n_tokens := int(api.llama_vocab_n_tokens(api.llama_model_get_vocab(target)))
@@ -130,27 +130,34 @@ def with_inferred_type(drafts: DraftSettings) -> DraftSettings:
         return drafts
     if path:
         check_gguf(Path(path), "draft model")
-    found = type_of(Path(path)) if path else "draft-mtp"
-    if extension.drafts is None and found != "draft-simple":
+    draft_type = model_type(Path(path)) if path else "draft-mtp"
+    if extension.drafts is None and draft_type != "draft-simple":
         return _without_model(drafts)
     by_model = [name for name in MODEL_TYPES if name in types]
-    if path and not by_model and (not types or found in FEATURE_TYPES):
-        types = (*types, found)
-        by_model = [found]
-        log.info("draft model %s: --spec-type %s", path, found)
-    elif path and by_model and found not in by_model and {found, *by_model} & {*FEATURE_TYPES}:
-        raise ModelError(f"{path} is a file for --spec-type {found}, not for {', '.join(by_model)}")
+    if path and not by_model and (not types or draft_type in FEATURE_TYPES):
+        types = (*types, draft_type)
+        by_model = [draft_type]
+        log.info("draft model %s: --spec-type %s", path, draft_type)
+    elif (
+        path
+        and by_model
+        and draft_type not in by_model
+        and {draft_type, *by_model} & {*FEATURE_TYPES}
+    ):
+        raise ModelError(
+            f"{path} is a file for --spec-type {draft_type}, not for {', '.join(by_model)}"
+        )
     for name in by_model:
-        if not path and name != found:
+        if not path and name != draft_type:
             log.error("--spec-type %s disabled: it requires --model-draft", name)
-        elif len(by_model) > 1 and name != found:
+        elif len(by_model) > 1 and name != draft_type:
             log.warning("--spec-type %s disabled: only one draft model runs at a time", name)
         else:
             continue
         types = tuple(each for each in types if each != name)
     if (
-        found in BLOCK_TYPES
-        and found in types
+        draft_type in BLOCK_TYPES
+        and draft_type in types
         and drafts.n_draft > (maximum := block_shape(Path(path)).maximum)
     ):
         log.warning(

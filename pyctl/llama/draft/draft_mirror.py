@@ -76,7 +76,7 @@ class DraftMirror:
         self._is_copied = False
         self._unsaved: list[tuple[int, Callable[[DraftModel], Block]]] = []
 
-    def prepare(self) -> None:
+    def pass_on_rows(self) -> None:
         """Pass on hidden rows that the next evaluation would overwrite. Call it before each
         evaluation.
         """

@@ -66,7 +66,7 @@ class DraftModel(ABC):
     the output of the last.
 
     The base follows the trunk and moves the rows. A subclass evaluates (`_evaluate_pending`,
-    `draft`), cuts (`keep`), and has its own state.
+    `draft`), cuts (`truncate`), and has its own state.
     """
 
     type: str
@@ -141,12 +141,12 @@ class DraftModel(ABC):
         """
 
     @abstractmethod
-    def keep(self, seq: int, n: int) -> None:
+    def truncate(self, seq: int, n: int) -> None:
         """Drop rows beyond the trunk's ``n`` tokens of ``seq``."""
 
     def rewind(self, seq: int, n: int) -> None:
         """Drop rows from ``n`` on; `load_state` of position ``n`` may come next."""
-        self.keep(seq, n)
+        self.truncate(seq, n)
 
     def clear(self, seq: int) -> None:
         """Drop everything of ``seq``."""
@@ -164,7 +164,7 @@ class DraftModel(ABC):
         """
         end = self._seqs[seq].end
         if end > n:
-            self.keep(seq, n)
+            self.truncate(seq, n)
         elif end < n:
             self._restart(seq, n)
 

@@ -155,58 +155,58 @@ class HeadRows(DraftModel):
 
     def _append(self, seq: int, tokens: list[int], hidden: NDArray[np.float32] | None) -> None:
         assert hidden is not None
-        at = self._seqs[seq]
-        if at.last > at.end and at.ahead != tokens[0]:  # another token was expected
-            self._cut(seq, at.end)
-        at.append(tokens, hidden)
-        if at.n_pending >= self._max_pending:
-            at = self._evaluate_pending(seq)
+        state = self._seqs[seq]
+        if state.last > state.end and state.ahead != tokens[0]:  # another token was expected
+            self._cut(seq, state.end)
+        state.append(tokens, hidden)
+        if state.n_pending >= self._max_pending:
+            state = self._evaluate_pending(seq)
         # After a prompt's batch keep only the rows of a snapshot; later, also those needed after
         # rejected drafts.
         n_before = 0
         if self.n_rows > 1 and len(tokens) <= self._window:
             n_before = self.n_rows - 1 + self._window
-        at.forget_all_but(max(at.n_pending, n_before))
+        state.forget_all_but(max(state.n_pending, n_before))
 
-    def keep(self, seq: int, n: int) -> None:
-        at = self._seqs[seq]
-        if at.end > n:
-            at.drop(at.end - n)
-            if at.last > n:
+    def truncate(self, seq: int, n: int) -> None:
+        state = self._seqs[seq]
+        if state.end > n:
+            state.drop(state.end - n)
+            if state.last > n:
                 self._cut(seq, n)
 
     def _cut(self, seq: int, n: int) -> None:
         """Drop the rows from ``n`` on."""
         self._finish_copies()
         api.llama_memory_seq_rm(self._cells, seq, n, -1)
-        at = self._seqs[seq]
-        at.last = max(n, self.origin)
-        at.first = min(at.first, at.last)
+        state = self._seqs[seq]
+        state.last = max(n, self.origin)
+        state.first = min(state.first, state.last)
 
     def _evaluate_pending(self, seq: int) -> DraftSequence:
-        at = self._seqs[seq]
-        while at.n_pending > 0:
-            n_pending = at.n_pending
+        state = self._seqs[seq]
+        while state.n_pending > 0:
+            n_pending = state.n_pending
             n = min(n_pending, self._n_batch)
-            tokens = at.tokens[len(at.tokens) - n_pending :][:n]
-            code = self._evaluate(seq, at.last, tokens, at.hidden(n_pending)[: n + 1])
+            tokens = state.tokens[len(state.tokens) - n_pending :][:n]
+            code = self._evaluate(seq, state.last, tokens, state.hidden(n_pending)[: n + 1])
             if code != 0:
-                self._restart(seq, at.end)
+                self._restart(seq, state.end)
                 self._log_failure(code)
                 break
-            at.last += n
+            state.last += n
         return self._seqs[seq]
 
     # -- rows and hidden state
     # ----------------------------------------------------------------------------------
 
     def load_rows(self, seq: int, first: int, spans: Sequence[BlockSpan]) -> None:
-        at = self._evaluate_pending(seq)
-        if at.last > first:
+        state = self._evaluate_pending(seq)
+        if state.last > first:
             self._cut(seq, first)
         last = spans[-1][2] if spans else first
         own = self._own_at_end(spans)
-        follows = at.end == first and len(own) == len(spans)
+        follows = state.end == first and len(own) == len(spans)
         if not follows:  # rows before those are unknown
             self._restart(seq, own[0][1] if own else last)
         if own and not self._load(seq, own):
@@ -222,10 +222,10 @@ class HeadRows(DraftModel):
 
     def _load(self, seq: int, spans: Sequence[BlockSpan]) -> bool:
         """Append this head's rows; return False on failure."""
-        at = self._seqs[seq]
+        state = self._seqs[seq]
         # The extension appends only to existing rows, so a temporary row precedes the first ones.
-        begins_late = at.first == at.last > 0
-        if begins_late and self._evaluate(seq, at.last - 1, [0], self._none) != 0:
+        begins_late = state.first == state.last > 0
+        if begins_late and self._evaluate(seq, state.last - 1, [0], self._none) != 0:
             return False
         parts = []
         try:
@@ -233,13 +233,13 @@ class HeadRows(DraftModel):
                 first_row = max(first, self.origin)
                 if first_row < last:
                     parts.append((self._unpadded(block), first_row, last))
-            self._memory.load(seq, at.last, parts)
+            self._memory.load(seq, state.last, parts)
         except (ValueError, RuntimeError):
             return False
         if begins_late:
-            api.llama_memory_seq_rm(self._cells, seq, at.last - 1, at.last)
-        at.end = spans[-1][2]
-        at.last = max(at.end, self.origin)
+            api.llama_memory_seq_rm(self._cells, seq, state.last - 1, state.last)
+        state.end = spans[-1][2]
+        state.last = max(state.end, self.origin)
         return True
 
     def _unpadded(self, block: Block) -> Block:
@@ -256,11 +256,11 @@ class HeadRows(DraftModel):
         return SIGNATURE_BYTES + int(self._none[0].nbytes)
 
     def save_state(self, seq: int, n: int, out: Block | None = None) -> Block:
-        at = self._seqs[seq]
-        if at.end != n or not at.is_known:
+        state = self._seqs[seq]
+        if state.end != n or not state.is_known:
             return NOTHING
         block = np.empty(self.state_size(seq), np.uint8) if out is None else out
-        block[SIGNATURE_BYTES:] = at.hidden(0)[0].view(np.uint8)
+        block[SIGNATURE_BYTES:] = state.hidden(0)[0].view(np.uint8)
         return self._signed(block)
 
     def load_state(self, seq: int, n: int, block: Block) -> None:

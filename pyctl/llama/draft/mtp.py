@@ -65,27 +65,27 @@ class MtpHead(HeadRows):
         jobs = []
         for item in items:
             self._seek(item.seq, item.position)
-            at = self._seqs[item.seq]
-            if at.n_pending >= self._window:
-                at = self._evaluate_pending(item.seq)
+            state = self._seqs[item.seq]
+            if state.n_pending >= self._window:
+                state = self._evaluate_pending(item.seq)
             # Rows that are evaluated again, so that each call has as many.
-            n_spare = min(len(at.tokens), self.n_rows - 1, at.end - self.origin)
-            n_before = max(n_spare, at.n_pending)
-            tokens = [*at.tokens[len(at.tokens) - n_before :], *item.tokens]
-            jobs.append((item.seq, at.end - n_before, tokens, at.hidden(n_before)))
+            n_spare = min(len(state.tokens), self.n_rows - 1, state.end - self.origin)
+            n_before = max(n_spare, state.n_pending)
+            tokens = [*state.tokens[len(state.tokens) - n_before :], *item.tokens]
+            jobs.append((item.seq, state.end - n_before, tokens, state.hidden(n_before)))
         drafts, code = self._head.draft(jobs, n, self.n_rows)
         for item, (seq, start, _, _) in zip(items, jobs, strict=True):
-            at = self._seqs[seq]
+            state = self._seqs[seq]
             if code == 0:
-                at.last = at.end + 1
-                at.ahead = item.tokens[0]
+                state.last = state.end + 1
+                state.ahead = item.tokens[0]
                 continue
             n_held = int(api.llama_memory_seq_pos_max(self._cells, seq)) + 1
             if n_held:
-                at.last = min(n_held, at.end)
+                state.last = min(n_held, state.end)
             else:
-                at.first = start
-                at.last = start
+                state.first = start
+                state.last = start
         self._log_failure(code)
         return [tuple(draft) for draft in drafts]
 

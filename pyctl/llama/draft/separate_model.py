@@ -33,15 +33,15 @@ class _SequenceState:
 
     The context holds the trunk's tokens [first, last), then ``ahead``: the unconfirmed tokens that
     were evaluated for a draft. ``pending`` are the trunk's tokens from ``last`` on, by batch. A
-    recurrent state cannot be cut: there is a copy at ``mark``; the state is stale if it does not
-    belong to the last row.
+    recurrent state cannot be cut: there is a copy at ``checkpoint``; the state is stale if it does
+    not belong to the last row.
     """
 
     first: int = 0
     last: int = 0
     pending: list[list[int]] = field(default_factory=list)
     ahead: list[int] = field(default_factory=list)
-    mark: int = -1
+    checkpoint: int = -1
     is_stale: bool = False
 
     @property
@@ -97,89 +97,89 @@ class SeparateModel(DraftModel):
     # ----------------------------------------------------------------------------------
 
     def _append(self, seq: int, tokens: list[int], hidden: NDArray[np.float32] | None) -> None:
-        at = self._seqs[seq]
-        joins_last = at.pending and len(at.pending[-1]) + len(tokens) < 2 * SMALL
+        state = self._seqs[seq]
+        joins_last = state.pending and len(state.pending[-1]) + len(tokens) < 2 * SMALL
         if joins_last:
-            at.pending[-1] += tokens
+            state.pending[-1] += tokens
             return
-        if at.pending:
+        if state.pending:
             self._evaluate_pending(seq)
         self._seqs[seq].pending.append(tokens)
 
-    def keep(self, seq: int, n: int) -> None:
-        at = self._seqs[seq]
-        if n < at.first:
+    def truncate(self, seq: int, n: int) -> None:
+        state = self._seqs[seq]
+        if n < state.first:
             self._restart(seq, n)
-        elif n < at.last:
+        elif n < state.last:
             self._cut(seq, n)
-            at.pending = []
-        elif n < at.end:
-            left = list(itertools.chain(*at.pending))[: n - at.last]
-            at.pending = [left] if left else []
+            state.pending = []
+        elif n < state.end:
+            left = list(itertools.chain(*state.pending))[: n - state.last]
+            state.pending = [left] if left else []
 
     def _cut(self, seq: int, n: int) -> None:
         """Cut the context to [first, n)."""
-        at = self._seqs[seq]
-        if self._is_hybrid and at.mark == n:
+        state = self._seqs[seq]
+        if self._is_hybrid and state.checkpoint == n:
             self._memory.reset(seq)
         else:
             self._memory.rewind(seq, n)
-            at.is_stale = self._is_hybrid
-        at.last = n
-        at.ahead = []
-        at.mark = -1
+            state.is_stale = self._is_hybrid
+        state.last = n
+        state.ahead = []
+        state.checkpoint = -1
 
     def _confirm(self, seq: int) -> None:
         """Compare ``ahead`` with the trunk's tokens and keep the common prefix."""
-        at = self._seqs[seq]
-        if at.ahead:
-            pending = list(itertools.chain(*at.pending))
+        state = self._seqs[seq]
+        if state.ahead:
+            pending = list(itertools.chain(*state.pending))
             n_same = self._keep_confirmed(seq, pending)
-            at.pending = [pending[n_same:]] if n_same < len(pending) else []
-        if at.is_stale:
-            self._restart(seq, at.last)
-            self._seqs[seq].pending = at.pending
+            state.pending = [pending[n_same:]] if n_same < len(pending) else []
+        if state.is_stale:
+            self._restart(seq, state.last)
+            self._seqs[seq].pending = state.pending
 
     def _keep_confirmed(self, seq: int, pending: list[int]) -> int:
         """Keep the tokens ahead that the trunk has as ``pending``, as far as the context can be cut
         to them; return how many.
         """
-        at = self._seqs[seq]
+        state = self._seqs[seq]
         n_same = 0
-        for drafted, token in zip(at.ahead, pending, strict=False):
+        for drafted, token in zip(state.ahead, pending, strict=False):
             if drafted != token:
                 break
             n_same += 1
-        last = at.last + n_same
-        if n_same == len(at.ahead):
-            at.last = last
-            at.ahead = []
-            at.mark = -1
+        last = state.last + n_same
+        if n_same == len(state.ahead):
+            state.last = last
+            state.ahead = []
+            state.checkpoint = -1
             return n_same
-        if self._is_hybrid and at.last <= at.mark <= last:
-            last = at.mark
-        n_same = last - at.last
+        if self._is_hybrid and state.last <= state.checkpoint <= last:
+            last = state.checkpoint
+        n_same = last - state.last
         self._cut(seq, last)
         return n_same
 
     def _evaluate_pending(self, seq: int) -> _SequenceState:
         """Evaluate the pending tokens in their original batches; on failure drop all rows."""
         self._confirm(seq)
-        at = self._seqs[seq]
-        end = at.end
+        state = self._seqs[seq]
+        end = state.end
         parts = []
-        for tokens in at.pending:
+        for tokens in state.pending:
             for first in range(0, len(tokens), self._n_batch):
                 parts.append(tokens[first : first + self._n_batch])
-        at.pending = []
+        state.pending = []
         for part in parts:
-            n_tokens = self.greedy.put(0, seq, part, at.last, n_outputs=0)
+            n_tokens = self.greedy.put(0, seq, part, state.last, n_outputs=0)
             code = self.greedy.decode(n_tokens)
             if code != 0:
                 self._restart(seq, end)
                 self._log_failure(code)
                 break
-            at.last += len(part)
+            state.last += len(part)
         return self._seqs[seq]
 
     # -- drafting
@@ -191,7 +191,7 @@ class SeparateModel(DraftModel):
         for item in items:
             if self._has_drafted(item, n):
                 continue
-            tokens = self._prepare(item)
+            tokens = self._evaluate_overflow(item)
             if n_tokens + len(tokens) > self._n_batch:
                 self._draft(group, n)
                 group = []
@@ -206,19 +206,19 @@ class SeparateModel(DraftModel):
         """Return whether the last draft is for the same tokens and unused, for example for lack of
         cells.
         """
-        at = self._seqs[item.seq]
-        is_here = at.end == at.last == item.position
-        is_same = is_here and tuple(at.ahead[: len(item.tokens)]) == item.tokens
+        state = self._seqs[item.seq]
+        is_here = state.end == state.last == item.position
+        is_same = is_here and tuple(state.ahead[: len(item.tokens)]) == item.tokens
         return is_same and len(self._drafts[item.seq]) >= n
 
-    def _prepare(self, item: SequenceTokens) -> list[int]:
+    def _evaluate_overflow(self, item: SequenceTokens) -> list[int]:
         """Evaluate pending tokens that do not fit into one batch with ``item``; return that
         batch.
         """
         self._seek(item.seq, item.position)
         self._confirm(item.seq)
-        at = self._seqs[item.seq]
-        last = at.pending.pop() if at.pending and len(at.pending[-1]) < SMALL else []
+        state = self._seqs[item.seq]
+        last = state.pending.pop() if state.pending and len(state.pending[-1]) < SMALL else []
         self._evaluate_pending(item.seq)
         tokens = [*last, *item.tokens]
         n_early = max(len(tokens) - self._n_batch, 0)
@@ -253,12 +253,12 @@ class SeparateModel(DraftModel):
 
     def _begin_draft(self, item: SequenceTokens, n: int) -> None:
         """Record that the item's tokens were evaluated to draft ``n`` tokens after them."""
-        at = self._seqs[item.seq]
-        at.last = item.position
-        at.ahead = list(item.tokens)
+        state = self._seqs[item.seq]
+        state.last = item.position
+        state.ahead = list(item.tokens)
         if self._is_hybrid and n > 1:
-            at.mark = item.position + len(item.tokens)
-            self._memory.mark(item.seq, at.mark)
+            state.checkpoint = item.position + len(item.tokens)
+            self._memory.mark(item.seq, state.checkpoint)
 
     def _extend_drafts(self, outputs: list[tuple[SequenceTokens, int]], n: int) -> None:
         """Draft up to ``n`` tokens for each item, after its output: one token of all at a time."""
@@ -291,26 +291,26 @@ class SeparateModel(DraftModel):
 
     def load_rows(self, seq: int, first: int, spans: Sequence[BlockSpan]) -> None:
         last = spans[-1][2] if spans else first
-        self.keep(seq, first)
+        self.truncate(seq, first)
         are_own = all(self._is_own(block) for block, _, _ in spans)
         if self._seqs[seq].end != first or not are_own or not self._load(seq, first, spans):
             self._restart(seq, last)
 
     def _load(self, seq: int, first: int, spans: Sequence[BlockSpan]) -> bool:
         """Append this model's rows; return False on failure."""
-        at = self._seqs[seq]
-        if at.pending:  # otherwise keep a stale state: a hybrid's rows load before its state
-            at = self._evaluate_pending(seq)
-        if at.ahead:
+        state = self._seqs[seq]
+        if state.pending:  # otherwise keep a stale state: a hybrid's rows load before its state
+            state = self._evaluate_pending(seq)
+        if state.ahead:
             self._cut(seq, first)
         parts = [(block[SIGNATURE_BYTES:], p0, p1) for block, p0, p1 in spans]
         try:
             self._memory.load(seq, first, parts)
         except (ValueError, RuntimeError):
             return False
-        at.last = spans[-1][2] if spans else first
-        at.is_stale = self._is_hybrid and at.last > 0
-        at.mark = -1
+        state.last = spans[-1][2] if spans else first
+        state.is_stale = self._is_hybrid and state.last > 0
+        state.checkpoint = -1
         return True
 
     def state_size(self, seq: int) -> int:
@@ -319,24 +319,24 @@ class SeparateModel(DraftModel):
     def save_state(self, seq: int, n: int, out: Block | None = None) -> Block:
         if not self._is_hybrid or self._seqs[seq].end != n or n == 0:
             return NOTHING
-        at = self._evaluate_pending(seq)
-        if at.ahead:
+        state = self._evaluate_pending(seq)
+        if state.ahead:
             self._cut(seq, n)
-        if at.first > 0 or at.last != n or at.is_stale:
+        if state.first > 0 or state.last != n or state.is_stale:
             return NOTHING
         block = allocate(self.state_size(seq)) if out is None else out
         self._memory.save_state(seq, n, block[SIGNATURE_BYTES:])
         return self._signed(block)
 
     def load_state(self, seq: int, n: int, block: Block) -> None:
-        at = self._seqs[seq]
-        if not at.is_stale or at.end != n:
+        state = self._seqs[seq]
+        if not state.is_stale or state.end != n:
             return
         if block.size != self.state_size(seq) or not self._is_own(block):
             return
         with suppress(ValueError, RuntimeError):
             self._memory.load(seq, n, [], block[SIGNATURE_BYTES:])
-            at.is_stale = False
+            state.is_stale = False
 
     def close(self) -> None:
         self.greedy.close()

@@ -25,8 +25,8 @@ __all__ = [
     "StateShape",
     "compute_bytes",
     "core",
-    "layer_of",
-    "parts_of",
+    "measure_parts",
+    "tensor_layer",
 ]
 
 ALL_GPUS = "Meta"
@@ -55,13 +55,13 @@ INDEXER_COPIES = 4
 """Copies of an indexer's scores: their sums, and an order of them."""
 
 
-def layer_of(tensor: str) -> int:
+def tensor_layer(tensor: str) -> int:
     """Return the layer of the tensor of this name, -1 for none."""
     match = re.match(r"blk\.(\d+)\.", tensor)
     return int(match[1]) if match is not None else -1
 
 
-def parts_of(ctx: Any, resolved: Resolved, tensors: Mapping[str, int]) -> Mapping[str, Parts]:
+def measure_parts(ctx: Any, resolved: Resolved, tensors: Mapping[str, int]) -> Mapping[str, Parts]:
     """Return the memory of ``ctx`` by device, "" for the host. ``tensors`` are the bytes of those
     in use by name.
     """
@@ -277,7 +277,7 @@ class Estimate:
         for pattern, buffer in self._resolved.model.placements:
             if re.search(pattern, tensor):
                 return buffer != "CPU"
-        layer = layer_of(tensor)
+        layer = tensor_layer(tensor)
         return (layer if layer >= 0 else self._n_blocks) >= self._first_on_gpu
 
 
@@ -297,4 +297,4 @@ class _Numbers:
 
 def _layers_with(pattern: re.Pattern[str], tensors: Iterable[str]) -> set[int]:
     """Return the layers of the tensors whose names match."""
-    return {layer_of(name) for name in tensors if pattern.search(name)}
+    return {tensor_layer(name) for name in tensors if pattern.search(name)}

@@ -58,7 +58,7 @@ def choose_drafts(
             return DraftChoice(none, "automatic drafts need all of K and V on GPUs")
         minimum = n_ctx or min(DRAFT_CTX, n_ctx_train)
         # `cache` alone takes outputs and no states, so that it may come with a reduced context.
-        is_small = drafts.draft_types == ("cache",) and not plan.n_planes
+        is_small = drafts.draft_types == ("cache",) and not plan.n_state_history
         has_context = plan.n_ctx >= minimum or (is_small and not n_ctx)
         if has_context and plan.fits:
             return DraftChoice(drafts, "automatic, as memory allows", _note_of(drafts), plan)

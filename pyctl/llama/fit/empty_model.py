@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from pyctl.errors import ModelError
 from pyctl.llama.fit import breakdown
-from pyctl.llama.fit.breakdown import Parts, layer_of, parts_of
+from pyctl.llama.fit.breakdown import Parts, measure_parts, tensor_layer
 from pyctl.llama.library.bindings import api
 from pyctl.llama.library.devices import metadata_text
 from pyctl.llama.library.library_log import captured_log, forget_log_errors, last_log_error
@@ -63,7 +63,7 @@ class EmptyModel:
         self.layer_bytes = layer_bytes(handle)
         n_used = self.n_layers if with_head else n_own_layers
         self.tensors: Mapping[str, int] = {
-            name: size for name, size in resolved.tensors.items() if layer_of(name) < n_used
+            name: size for name, size in resolved.tensors.items() if tensor_layer(name) < n_used
         }
         core = breakdown.core
         self.layer_devices: tuple[str, ...] = ()
@@ -108,7 +108,7 @@ class EmptyModel:
             # llama_memory_recurrent allocates the last state and the earlier ones of a sequence
             # side by side.
             n_states=int(api.llama_n_rs_seq(ctx)) + 1,
-            parts=parts_of(ctx, self._resolved, self.tensors),
+            parts=measure_parts(ctx, self._resolved, self.tensors),
         )
 
 

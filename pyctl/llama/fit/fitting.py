@@ -21,7 +21,7 @@ from pyctl.llama.settings.model_settings import ModelSettings
 from pyctl.llama.settings.pool_settings import PoolSettings
 from pyctl.llama.settings.resolved import Resolved
 
-__all__ = ["fit_all", "fit_settings", "split_of"]
+__all__ = ["fit_all", "fit_settings", "layer_shares"]
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ def fit_settings(resolved: Resolved, vision: tuple[str, int] | None = None) -> R
     check_host(plan, plan.host.usage.total - mapped)
     # llama.cpp's default split depends on the free memory, and would change the fingerprint at each
     # start.
-    split = settings.tensor_split or split_of(plan.layers, settings)
+    split = settings.tensor_split or layer_shares(plan.layers, settings)
     fitted = resolved.fitted(replace(settings, tensor_split=split), plan)
     if choice.drafts == resolved.drafts:
         return fitted
@@ -102,7 +102,9 @@ def _fit_layers(
         plan, _, sizes = meter.measure(drafts, share)
         if not (plan.gpus_missing and can_move):
             break
-        rows = sum(place.usage.kv + place.usage.states + place.usage.planes for place in plan.gpus)
+        rows = sum(
+            place.usage.kv + place.usage.states + place.usage.state_history for place in plan.gpus
+        )
         share = share.freeing(plan.gpus_missing, sizes, rows, can_move_experts=can_move_experts)
     _note_share(share)
     return placed(given, share), plan
@@ -123,7 +125,7 @@ def _note_share(share: CpuShare) -> None:
         )
 
 
-def split_of(layers: Sequence[str], settings: ModelSettings) -> tuple[float, ...]:
+def layer_shares(layers: Sequence[str], settings: ModelSettings) -> tuple[float, ...]:
     """Return the shares that reproduce the dry run's assignment of layers; empty without a split by
     layers.
     """

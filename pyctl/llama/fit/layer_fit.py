@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from pyctl.llama.fit.breakdown import layer_of
+from pyctl.llama.fit.breakdown import tensor_layer
 from pyctl.llama.settings.placements import CPU_EXPERTS, experts_on_cpu
 
 __all__ = ["CpuShare", "LayerSizes"]
@@ -90,7 +90,7 @@ def _by_layer(
     """Return for each layer the bytes of the tensors whose names match ``wanted``."""
     sums = [0] * n_layers
     for name, size in tensors.items():
-        layer = layer_of(name)
+        layer = tensor_layer(name)
         if 0 <= layer < n_layers and wanted.search(name):
             sums[layer] += size
     return tuple(sums)

@@ -15,10 +15,10 @@ from pyctl.llama.settings.model_settings import ModelSettings
 from pyctl.llama.settings.resolved import Resolved
 from pyctl.llama.settings.vision_settings import VisionSettings
 
-__all__ = ["has_room", "wanted_memory"]
+__all__ = ["has_room", "required_memory"]
 
 
-def wanted_memory(
+def required_memory(
     settings: ModelSettings, drafts: DraftSettings, vision: VisionSettings
 ) -> MemoryPlan:
     """Return the memory of a model with all its layers where they belong and the whole context that
@@ -27,7 +27,7 @@ def wanted_memory(
     Loads nothing. Raises ModelError for a file that cannot be loaded, and for a context that no
     memory of the machine could hold.
     """
-    resolved = Resolved.of(settings, with_inferred_type(drafts))
+    resolved = Resolved.from_settings(settings, with_inferred_type(drafts))
     usage = None
     if vision.mmproj_path and not vision.is_optional:
         usage = make_encoder(resolved, vision).usage

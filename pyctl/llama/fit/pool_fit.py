@@ -199,7 +199,7 @@ class PooledRows:
             n_resident = n_layers - -(-whole.missing // layer_bytes)
         else:
             n_resident = n_tokens * n_layers // n_rows
-        pool = PoolPlan.of(n_resident, n_rows, n_layers, layer_bytes)
+        pool = PoolPlan.for_layers(n_resident, n_rows, n_layers, layer_bytes)
         places = [*base.places]
         places[index] = _with_usage(place, kv=pool.device_bytes)
         places[-1] = _with_usage(places[-1], kv=pool.host_bytes)

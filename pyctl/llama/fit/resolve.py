@@ -27,16 +27,18 @@ def resolve(model: ModelSettings, drafts: DraftSettings = NO_DRAFTS) -> Resolved
     the type that ``drafts`` name.
     """
     inferred = with_inferred_type(drafts)
-    found = Resolved.of(model, inferred)
+    resolved = Resolved.from_settings(model, inferred)
     if inferred.draft_types != drafts.draft_types:
-        found = found.with_drafts(inferred, "as the draft model's file and the extension allow")
-    found = _with_possible_sequences(found)
-    split_mode = with_split(found.model, inferred, found.gpus).split_mode
-    if split_mode != found.model.split_mode:
-        found = found.chosen(
+        resolved = resolved.with_drafts(
+            inferred, "as the draft model's file and the extension allow"
+        )
+    resolved = _with_possible_sequences(resolved)
+    split_mode = with_split(resolved.model, inferred, resolved.gpus).split_mode
+    if split_mode != resolved.model.split_mode:
+        resolved = resolved.chosen(
             "--split-mode", "llama.cpp cannot split this model by tensors", split_mode=split_mode
         )
-    return found
+    return resolved
 
 
 def _with_possible_sequences(found: Resolved) -> Resolved:

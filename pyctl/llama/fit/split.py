@@ -18,7 +18,7 @@ from pyctl.llama.settings.draft_settings import DraftSettings
 from pyctl.llama.settings.model_settings import ModelSettings
 from pyctl.settings.limit import limit
 
-__all__ = ["IN_TRIAL", "tried", "with_split"]
+__all__ = ["IN_TRIAL", "try_split", "with_split"]
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ def with_split(
         key = hashlib.blake2b(repr((settings, drafts, facts)).encode(), digest_size=16).hexdigest()
         try:
             kept = remembered(
-                "splits.json", key, lambda: {"tensor": (attempt or tried)(settings, drafts)}
+                "splits.json", key, lambda: {"tensor": (attempt or try_split)(settings, drafts)}
             )
             reason = kept.explain(kept.results["tensor"])
         except OSError as error:  # such as a card that another program has filled
@@ -67,7 +67,7 @@ def with_split(
     return settings
 
 
-def tried(settings: ModelSettings, drafts: DraftSettings) -> str:
+def try_split(settings: ModelSettings, drafts: DraftSettings) -> str:
     """Return the reason against these settings from a separate process, which llama.cpp may end."""
     log.info("trying --split-mode tensor once with this model")
     reason = reason_of_trial((settings, drafts), {IN_TRIAL: "1"}, SPLIT_SECONDS)

@@ -164,9 +164,9 @@ class ImageEncoder:
         self._n_threads = n_threads
         self._flash_attn = flash_attn
         # Rows from another kind of device round differently and must not be mixed with these.
-        place = device.description if device is not None else "CPU"
+        device_name = device.description if device is not None else "CPU"
         self._prefix = "\0".join(
-            [identity, build_version(), place, *map(str, grid.limits)]
+            [identity, build_version(), device_name, *map(str, grid.limits)]
         ).encode()
         self._ctx: Any = None
         self._graphs = _Graphs()
@@ -190,7 +190,7 @@ class ImageEncoder:
     def n_bytes(self) -> int:
         """Bytes of cached rows and of decoded pixels."""
         with self._books:
-            return self.rows.n_bytes + sum(each.n_bytes for each in self._ready.values())
+            return self.rows.n_bytes + sum(ready.n_bytes for ready in self._ready.values())
 
     # -- opening and closing
     # ----------------------------------------------------------------------------------
@@ -253,7 +253,9 @@ class ImageEncoder:
                 f"{self._path} is not supported: only vision encoders of Qwen models are"
             )
         for width, height in PROBES:
-            if self._grid_of(self._tokenized(width, height, None)) != self.grid.of(width, height):
+            if self._chunk_grid(self._tokenized(width, height, None)) != self.grid.grid_size(
+                width, height
+            ):
                 raise ModelError(f"{self._path} splits images in an unknown way")
 
     def _encode_largest(self) -> None:
@@ -262,7 +264,7 @@ class ImageEncoder:
         try:
             self._encode(
                 self._tokenized(*side, np.zeros((side[1], side[0], 3), np.uint8)),
-                *self.grid.of(*side),
+                *self.grid.grid_size(*side),
             )
         except EngineError as error:
             why = last_log_error(str(error))
@@ -290,7 +292,7 @@ class ImageEncoder:
 
     def n_tokens(self, file: ImageFile) -> int:
         """Return the number of tokens of ``file`` in a prompt, by the size in its header."""
-        columns, lines = self.grid.of(file.width, file.height)
+        columns, lines = self.grid.grid_size(file.width, file.height)
         return columns * lines
 
     def picture(self, file: ImageFile) -> ImageSpan:
@@ -299,7 +301,7 @@ class ImageEncoder:
         Decodes a new file, and raises RequestError if that fails; skips this while the model is
         unloaded.
         """
-        columns, lines = self.grid.of(file.width, file.height)
+        columns, lines = self.grid.grid_size(file.width, file.height)
         key = hashlib.blake2b(self._prefix + b"\0" + file.digest, digest_size=32).digest()
         picture = ImageSpan(key, columns, lines, file)
         with self._books:
@@ -310,10 +312,10 @@ class ImageEncoder:
             if self._ctx is not None:
                 ready = self._decoded(picture)
                 with self._books:
-                    self._keep(key, ready)
+                    self._remember(key, ready)
         return picture
 
-    def _keep(self, key: bytes, ready: _Ready) -> None:
+    def _remember(self, key: bytes, ready: _Ready) -> None:
         self._known[key] = None
         self._ready[key] = ready
         while len(self._known) > MAX_KNOWN:
@@ -332,7 +334,7 @@ class ImageEncoder:
             ready = self._tokenized(file.width, file.height, _webp_pixels(file), picture.n_tokens)
         else:
             ready = self._opened(file, picture.n_tokens)
-        if self._grid_of(ready) != (picture.columns, picture.lines):
+        if self._chunk_grid(ready) != (picture.columns, picture.lines):
             raise EngineError("the image was split in an unknown way")
         return ready
 
@@ -342,23 +344,23 @@ class ImageEncoder:
         # libmtmd would pass other files to ffmpeg.
         options.video_params.ffmpeg_bin_dir = b"/nonexistent"
         data = (ctypes.c_uint8 * len(file.data)).from_buffer_copy(file.data)
-        found = mtmd.mtmd_helper_bitmap_init_from_buf_wrapper(
+        wrapper = mtmd.mtmd_helper_bitmap_init_from_buf_wrapper(
             self._ctx, data, len(file.data), False, options
         )
-        if not found.bitmap or found.video_ctx:
-            if found.video_ctx:
-                mtmd.mtmd_helper_video_free(found.video_ctx)
+        if not wrapper.bitmap or wrapper.video_ctx:
+            if wrapper.video_ctx:
+                mtmd.mtmd_helper_video_free(wrapper.video_ctx)
             forget_log_errors()
             raise RequestError(f"the {file.kind.upper()} image is broken")
         try:
-            size = mtmd.mtmd_bitmap_get_nx(found.bitmap), mtmd.mtmd_bitmap_get_ny(found.bitmap)
+            size = mtmd.mtmd_bitmap_get_nx(wrapper.bitmap), mtmd.mtmd_bitmap_get_ny(wrapper.bitmap)
             if size != (file.width, file.height):
                 raise RequestError(
                     f"the {file.kind.upper()} image does not have the size in its header"
                 )
-            return self._chunk_of(found.bitmap, n_tokens)
+            return self._make_chunk(wrapper.bitmap, n_tokens)
         finally:
-            mtmd.mtmd_bitmap_free(found.bitmap)
+            mtmd.mtmd_bitmap_free(wrapper.bitmap)
 
     def _tokenized(
         self, width: int, height: int, pixels: NDArray[np.uint8] | None, n_tokens: int = 0
@@ -366,11 +368,11 @@ class ImageEncoder:
         pointer = None if pixels is None else pixels.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
         bitmap = mtmd.mtmd_bitmap_init(width, height, pointer)
         try:
-            return self._chunk_of(bitmap, n_tokens)
+            return self._make_chunk(bitmap, n_tokens)
         finally:
             mtmd.mtmd_bitmap_free(bitmap)
 
-    def _chunk_of(self, bitmap: Any, n_tokens: int) -> _Ready:
+    def _make_chunk(self, bitmap: Any, n_tokens: int) -> _Ready:
         chunks = mtmd.mtmd_input_chunks_init()
         text = mtmd.mtmd_input_text(MARKER, len(MARKER), False, True)
         bitmaps = (ctypes.c_void_p * 1)(bitmap)
@@ -385,7 +387,7 @@ class ImageEncoder:
         return ready
 
     @staticmethod
-    def _grid_of(ready: _Ready) -> tuple[int, int]:
+    def _chunk_grid(ready: _Ready) -> tuple[int, int]:
         image = mtmd.mtmd_input_chunk_get_tokens_image(ready.chunk)
         return mtmd.mtmd_image_tokens_get_nx(image), mtmd.mtmd_image_tokens_get_ny(image)
 
@@ -406,7 +408,7 @@ class ImageEncoder:
         self.n_encoded += 1
         return True
 
-    def rows_of(self, picture: ImageSpan, first: int, last: int) -> NDArray[np.float32]:
+    def encoded_rows(self, picture: ImageSpan, first: int, last: int) -> NDArray[np.float32]:
         """Return rows [first, last) of ``picture``, shape (last - first, n_embd)."""
         self.encode(picture)
         return self.rows.get(picture.key)[first:last]
@@ -420,9 +422,9 @@ class ImageEncoder:
         grid = columns, lines
         if self._device is not None and self._graphs.would_replace(grid):
             # After an image of another size, llama.cpp neither launches nor updates the graph.
-            small = next((size for size in SMALL if self.grid.of(*size) != grid), SMALL[0])
+            small = next((size for size in SMALL if self.grid.grid_size(*size) != grid), SMALL[0])
             other = self._tokenized(*small, np.zeros((small[1], small[0], 3), np.uint8))
-            self._graphs.encoded(self.grid.of(*small))
+            self._graphs.encoded(self.grid.grid_size(*small))
             if (code := mtmd.mtmd_encode_chunk(self._ctx, other.chunk)) != 0:
                 raise EngineError(f"cannot encode a small image: mtmd_encode_chunk returned {code}")
         self._graphs.encoded(grid)

@@ -82,7 +82,7 @@ class ImageGrid:
         side = max(int(np.sqrt(self.limits[1])), 1) * self.cell
         return side, side
 
-    def of(self, width: int, height: int) -> tuple[int, int]:
+    def grid_size(self, width: int, height: int) -> tuple[int, int]:
         """Return (columns, lines) of tokens for an image of ``width`` x ``height`` pixels."""
         # Single precision, as in libmtmd, for equal rounding.
         cell = self.cell

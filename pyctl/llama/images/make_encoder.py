@@ -24,7 +24,7 @@ def make_encoder(resolved: Resolved, vision: VisionSettings) -> ImageEncoder:
     path = Path(vision.mmproj_path)
     check_gguf(path, "vision encoder")
     grid = ImageGrid.read(path, vision.image_min_tokens, vision.image_max_tokens)
-    device = _device_of(resolved, vision)
+    device = _choose_device(resolved, vision)
     return ImageEncoder(
         path,
         grid,
@@ -35,7 +35,7 @@ def make_encoder(resolved: Resolved, vision: VisionSettings) -> ImageEncoder:
     )
 
 
-def _device_of(resolved: Resolved, vision: VisionSettings) -> Device | None:
+def _choose_device(resolved: Resolved, vision: VisionSettings) -> Device | None:
     """Return the GPU of the encoder, one of this machine, None for the CPU."""
     name = vision.mmproj_device
     if not vision.mmproj_offload or name == "none":

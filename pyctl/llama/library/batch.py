@@ -157,7 +157,7 @@ class Outputs:
         self._rows = logits[None]
         self.is_recalled = True
 
-    def place(self, index: int) -> int:
+    def batch_index(self, index: int) -> int:
         """Return the place of output ``index`` in the batch, for llama.cpp; none of its outputs is
         `recall`ed.
         """

@@ -14,7 +14,7 @@ from functools import cache
 from pyctl.llama.library.library_log import last_log_error
 from pyctl.settings.limit import limit
 
-__all__ = ["RPC_SOURCE", "Loss", "lose", "loss", "when_aborted"]
+__all__ = ["RPC_SOURCE", "Loss", "loss", "shut_down_lost_device", "when_aborted"]
 
 RPC_SOURCE = b"ggml-rpc"
 """Part of the message of an abort that a lost worker causes."""
@@ -58,7 +58,7 @@ def when_aborted(function: Callable[[bytes], None]) -> None:
     library.ggml_set_abort_callback(_abort_callback(function))
 
 
-def lose(message: bytes) -> None:
+def shut_down_lost_device(message: bytes) -> None:
     """End the process after an abort, with the cache written: a worker is lost, or a GPU has no
     memory left.
 

@@ -96,7 +96,7 @@ def devices() -> tuple[Device, ...]:
     """Return all devices, GPUs in llama.cpp's order: it puts workers' first."""
     start_backends()
     ggml = ggml_library()
-    found = []
+    all_devices = []
     for index in range(ggml.ggml_backend_dev_count()):
         handle = ggml.ggml_backend_dev_get(index)
         kind = ggml.ggml_backend_dev_type(handle)
@@ -109,7 +109,7 @@ def devices() -> tuple[Device, ...]:
             free.value = host_available() or 0
             total.value = host_total()
         buffer_type = ggml.ggml_backend_dev_buffer_type(handle)
-        found.append(
+        all_devices.append(
             Device(
                 ggml.ggml_backend_dev_name(handle).decode(),
                 ggml.ggml_backend_dev_description(handle).decode("utf-8", "replace"),
@@ -122,17 +122,17 @@ def devices() -> tuple[Device, ...]:
                 ggml.ggml_backend_reg_name(ggml.ggml_backend_dev_backend_reg(handle)) == b"RPC",
             )
         )
-    return tuple(sorted(found, key=lambda device: not device.is_remote))
+    return tuple(sorted(all_devices, key=lambda device: not device.is_remote))
 
 
 def host_available() -> int | None:
     """Return the memory available without swapping in bytes, None if unknown; limits of control
     groups apply.
     """
-    found = meminfo("MemAvailable")
+    available = meminfo("MemAvailable")
     return (
-        min(found, *(max(limit - used, 0) for limit, used in memory_groups()), found)
-        if found
+        min(available, *(max(limit - used, 0) for limit, used in memory_groups()), available)
+        if available
         else None
     )
 
@@ -249,7 +249,7 @@ def _files_in(path: Path) -> str:
     """Return the GGUF files of a directory that was named in place of one, for an error; "" for
     none.
     """
-    names = sorted(each.name for each in path.glob("*.gguf")) if path.is_dir() else []
+    names = sorted(file.name for file in path.glob("*.gguf")) if path.is_dir() else []
     more = ", ..." if len(names) > MAX_NAMED else ""
     return f"; it holds {', '.join(names[:MAX_NAMED])}{more}" if names else ""
 
@@ -260,7 +260,7 @@ def check_gguf(path: Path, what: str = "model") -> None:
         with path.open("rb") as file:
             magic = file.read(4)
     except OSError as error:
-        way_out = _files_in(path) or (_instead_of(path) if what == "model" else "")
+        way_out = _files_in(path) or (_model_hint(path) if what == "model" else "")
         raise ModelError(f"cannot read the {what} {path}: {error.strerror}{way_out}") from error
     if magic != b"GGUF":
         raise ModelError(f"{path} is not a GGUF file{_other_format(path)}")
@@ -269,7 +269,7 @@ def check_gguf(path: Path, what: str = "model") -> None:
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?", re.ASCII)
 
 
-def _instead_of(path: Path) -> str:
+def _model_hint(path: Path) -> str:
     """Return the way to a model when ``path`` names none, for the end of an error."""
     if path.is_dir():
         return f"; to serve all models below it: --models-dir {path}"
@@ -358,11 +358,11 @@ _ARRAY = 9
 
 
 def _numbers(ggml: Any, head: Any, key: str) -> tuple[int, ...]:
-    at = ggml.gguf_find_key(head, key.encode())
-    is_array = at >= 0 and ggml.gguf_get_kv_type(head, at) == _ARRAY
+    key_id = ggml.gguf_find_key(head, key.encode())
+    is_array = key_id >= 0 and ggml.gguf_get_kv_type(head, key_id) == _ARRAY
     form = (
-        _FORMS.get((ggml.gguf_get_arr_type if is_array else ggml.gguf_get_kv_type)(head, at))
-        if at >= 0
+        _FORMS.get((ggml.gguf_get_arr_type if is_array else ggml.gguf_get_kv_type)(head, key_id))
+        if key_id >= 0
         else None
     )
     if form is None:
@@ -372,13 +372,15 @@ def _numbers(ggml: Any, head: Any, key: str) -> tuple[int, ...]:
         if is_array
         else (lambda *_: 1, ggml.gguf_get_val_data)
     )
-    return tuple(map(int, (form * n(head, at)).from_address(data(head, at))))
+    return tuple(map(int, (form * n(head, key_id)).from_address(data(head, key_id))))
 
 
 def _text(ggml: Any, head: Any, key: str) -> str:
-    at = ggml.gguf_find_key(head, key.encode())
-    is_text = at >= 0 and ggml.gguf_get_kv_type(head, at) == _STRING  # ggml would end the process
-    return str(ggml.gguf_get_val_str(head, at).decode("utf-8", "replace")) if is_text else ""
+    key_id = ggml.gguf_find_key(head, key.encode())
+    is_text = (
+        key_id >= 0 and ggml.gguf_get_kv_type(head, key_id) == _STRING
+    )  # ggml would end the process
+    return str(ggml.gguf_get_val_str(head, key_id).decode("utf-8", "replace")) if is_text else ""
 
 
 def file_head(file: Path) -> FileHead:
@@ -421,7 +423,7 @@ def _read_head(file: str, _status: tuple[int, ...]) -> FileHead:
         arch, kind = (_text(ggml, head, f"general.{key}") for key in ("architecture", "type"))
         kind = "vision encoder" if arch == "clip" else kind if kind == "adapter" else "model"
         numbers = {
-            key: found for key in NUMBERS if (found := _numbers(ggml, head, f"{arch}.{key}"))
+            key: values for key in NUMBERS if (values := _numbers(ggml, head, f"{arch}.{key}"))
         }
         n_vocab = ggml.gguf_get_arr_n(head, tokens) if tokens >= 0 else 0
         return FileHead(tensors, arch, n_vocab, numbers, kind, max(templates) >= 0)

@@ -67,7 +67,7 @@ class EvaluationControl:
     def can_preempt(self) -> bool:
         return self._n_looks >= MIN_LOOKS or self.pulse.is_watching
 
-    def allow(self, is_so: bool) -> None:
+    def allow_preemption(self, is_so: bool) -> None:
         self._is_allowed = is_so
         self.pulse.allow(is_so)
 

@@ -28,15 +28,15 @@ __all__ = [
     "build_version",
     "check_versions",
     "core",
+    "describe_missing",
     "drafts",
     "library_file",
     "library_versions",
-    "losses",
     "missing",
     "open_library",
     "pool",
     "unfit",
-    "widened",
+    "with_trailing_space",
 ]
 
 LIBRARIES = {
@@ -100,8 +100,8 @@ def build_version() -> str:
 
 
 def build_line() -> str:
-    """Return `build_version` and `losses`."""
-    return "; ".join([build_version(), *losses()])
+    """Return `build_version` and `describe_missing`."""
+    return "; ".join([build_version(), *describe_missing()])
 
 
 def check_versions(built: dict[str, str], loaded: dict[str, str]) -> None:
@@ -115,7 +115,7 @@ def check_versions(built: dict[str, str], loaded: dict[str, str]) -> None:
             )
 
 
-def losses() -> Iterator[str]:
+def describe_missing() -> Iterator[str]:
     """Yield a line for each module that is missing."""
     for name in ["core"] if core is None else missing:
         title = "the extension" if name == "core" else f"the extension's {name}"
@@ -129,7 +129,7 @@ def losses() -> Iterator[str]:
 MORE_BYTES = 256
 
 
-def widened(bindings: type[ctypes.Structure]) -> type[ctypes.Structure]:
+def with_trailing_space(bindings: type[ctypes.Structure]) -> type[ctypes.Structure]:
     """Return the struct ``bindings`` with room for fields that a later library has at its end.
 
     Such structs are returned and passed by value: a longer one would be written and read past what
@@ -194,7 +194,7 @@ def _import(name: str) -> ModuleType:
     return import_module(f"pyctl._{name}")
 
 
-def _lack(error: Exception, *names: str) -> None:
+def _record_missing(error: Exception, *names: str) -> None:
     """Note why modules are missing; a process that tries one of them ends."""
     reason = " ".join(str(error.__cause__ or error).split())
     if _tried in names:
@@ -211,20 +211,20 @@ def _import_other(name: str) -> ModuleType | None:
     try:
         return _import(name)
     except ImportError as error:
-        _lack(error, name)
+        _record_missing(error, name)
         return None
 
 
 _tried = Path(os.environ.get(TRIAL, "")).name.partition(".")[0].removeprefix("_")
 _found: dict[str, str] = {}  # the reason against each native module, empty for those that fit
 _loaded = library_versions()
-api.llama_model_default_params.restype = widened(api.llama_model_params)
-api.llama_context_default_params.restype = widened(api.llama_context_params)
+api.llama_model_default_params.restype = with_trailing_space(api.llama_model_params)
+api.llama_context_default_params.restype = with_trailing_space(api.llama_context_params)
 _check_params()
 core: ModuleType | None = None
 try:
     core = _import_core(_loaded)
 except (ImportError, LibraryMismatchError) as error:
-    _lack(error, *LOST)
+    _record_missing(error, *LOST)
 drafts = _import_other("drafts")
 pool = _import_other("pool")

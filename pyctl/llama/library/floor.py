@@ -86,7 +86,7 @@ class KVState:
         if has_state:
             flags = api.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
             self._fresh = np.empty(int(api.llama_state_seq_get_size_ext(ctx, 0, flags)), np.uint8)
-            api.llama_state_seq_get_data_ext(ctx, *_memory_of(self._fresh), 0, flags)
+            api.llama_state_seq_get_data_ext(ctx, *_buffer_address(self._fresh), 0, flags)
         self._sizes = self._measure() if self._memory else (0, 0)
 
     def n_tokens(self, seq: int) -> int:
@@ -122,7 +122,9 @@ class KVState:
         out[: HEADER.size] = np.frombuffer(HEADER.pack(MAGIC, n), np.uint8)
         if (
             int(
-                api.llama_state_seq_get_data_ext(self._ctx, *_memory_of(out[HEADER.size :]), seq, 0)
+                api.llama_state_seq_get_data_ext(
+                    self._ctx, *_buffer_address(out[HEADER.size :]), seq, 0
+                )
             )
             == 0
         ):
@@ -144,7 +146,7 @@ class KVState:
             raise ValueError("a whole sequence has no other rows")
         self.clear(seq)
         body = np.ascontiguousarray(data[HEADER.size :])
-        n_read = int(api.llama_state_seq_set_data_ext(self._ctx, *_memory_of(body), seq, 0))
+        n_read = int(api.llama_state_seq_set_data_ext(self._ctx, *_buffer_address(body), seq, 0))
         if n_read != body.nbytes or self.n_tokens(seq) != n or not self._has_positions(seq, n):
             self.clear(seq)
             raise ValueError("llama.cpp refused the state")
@@ -174,7 +176,10 @@ class KVState:
             return
         if self._fresh is not None:  # llama.cpp starts with this times zero: a NaN would stay
             api.llama_state_seq_set_data_ext(
-                self._ctx, *_memory_of(self._fresh), seq, api.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+                self._ctx,
+                *_buffer_address(self._fresh),
+                seq,
+                api.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY,
             )
         # Not llama_memory_seq_rm, which leaves cells at positions below 0, as a crafted state may
         # have them.
@@ -206,9 +211,9 @@ class KVState:
         `window`.
 
         llama.cpp loads the rest of what a ring had into its first cells, so its bits come back at
-        certain counts only (`memory_check.resume_points_of`). No public function returns its cells:
-        a full one has as many tokens, one just loaded has the window's. Where a memory forgets
-        without notice, its last tokens add fewer bytes.
+        certain counts only (`memory_check.find_resume_points`). No public function returns its
+        cells: a full one has as many tokens, one just loaded has the window's. Where a memory
+        forgets without notice, its last tokens add fewer bytes.
         """
         (window, ring), (one, each) = self.window, self._sizes
         if window and n > window:
@@ -221,7 +226,7 @@ class KVState:
             raise ValueError(f"llama.cpp does not keep all of {n} tokens")
 
 
-def _memory_of(data: Block) -> tuple[Any, int]:
+def _buffer_address(data: Block) -> tuple[Any, int]:
     return data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8)), data.nbytes
 
 

@@ -68,10 +68,10 @@ class LlamaTokenizer:
 
     def piece(self, token: int, *, special: bool = True) -> bytes:
         """Return the bytes of one token; empty for a control token unless ``special``."""
-        known = self._pieces.get((token, special))
-        if known is None:
-            known = self._pieces[token, special] = read_piece(self._vocab, token, special=special)
-        return known
+        piece = self._pieces.get((token, special))
+        if piece is None:
+            piece = self._pieces[token, special] = read_piece(self._vocab, token, special=special)
+        return piece
 
     def detokenize(self, tokens: Sequence[int], *, special: bool = True) -> bytes:
         """Return the concatenated bytes of ``tokens``."""
@@ -123,8 +123,8 @@ class LlamaTokenizer:
         """Return the model's fill-in-the-middle tokens: pre, suf, mid (prefix, suffix, middle),
         rep, sep.
         """
-        found = {name: getattr(api, f"llama_vocab_fim_{name}")(self._vocab) for name in FIM}
-        return {name: int(token) for name, token in found.items() if token >= 0}
+        fim_tokens = {name: getattr(api, f"llama_vocab_fim_{name}")(self._vocab) for name in FIM}
+        return {name: int(token) for name, token in fim_tokens.items() if token >= 0}
 
 
 def read_piece(vocab: Any, token: int, *, special: bool = True) -> bytes:

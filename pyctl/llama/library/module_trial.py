@@ -176,24 +176,24 @@ def try_modules(
         name: core.with_name(core.name.replace(MODULES[0], name)) for name in MODULES
     }  # of the same Python
     files = {name: file for name, file in beside.items() if file.exists()}
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
 
     def attempt_all() -> dict[str, str]:
         for name, file in files.items():
-            if not found.get(MODULES[0]):  # the others need it
-                found[name] = attempt(file)
-            if name == MODULES[0] and found[name]:
+            if not reasons.get(MODULES[0]):  # the others need it
+                reasons[name] = attempt(file)
+            if name == MODULES[0] and reasons[name]:
                 classes = {memory: attempt_memory(file, memory) for memory in memory_classes()}
                 if "" in classes.values():
-                    found[name] = ""
-                    found.update({memory: reason for memory, reason in classes.items() if reason})
-        return found
+                    reasons[name] = ""
+                    reasons.update({memory: reason for memory, reason in classes.items() if reason})
+        return reasons
 
     try:
         digest = _digest([*loaded_libraries(), *files.values()])
         kept = remembered(STAMP, digest, attempt_all, [core.parent], environ)
     except OSError as error:
-        return {**dict.fromkeys(files, f"it cannot be tried: {error}; {TRY_AGAIN}"), **found}
+        return {**dict.fromkeys(files, f"it cannot be tried: {error}; {TRY_AGAIN}"), **reasons}
     return {name: kept.explain(reason) for name, reason in kept.results.items()}
 
 
@@ -275,12 +275,12 @@ def remembered(
 def _results_in(place: Path) -> dict[str, dict[str, str]]:
     """Return the results in a file; none if it is missing or damaged."""
     try:
-        known = json.loads(read_regular(place, MAX_BYTES))
+        stored = json.loads(read_regular(place, MAX_BYTES))
         is_whole = all(
             isinstance(text, str)
-            for found in known.values()
+            for found in stored.values()
             for text in (*found.keys(), *found.values())
         )
     except (OSError, ValueError, AttributeError, RecursionError):
         return {}
-    return known if is_whole else {}
+    return stored if is_whole else {}

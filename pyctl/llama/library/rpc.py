@@ -19,7 +19,7 @@ from typing import Any
 
 import pyctl
 from pyctl.errors import ConfigError
-from pyctl.llama.library.device_loss import RPC_SOURCE, lose, loss, when_aborted
+from pyctl.llama.library.device_loss import RPC_SOURCE, loss, shut_down_lost_device, when_aborted
 from pyctl.llama.library.devices import Device, backend_function, ggml_library, start_backends
 from pyctl.settings.limit import limit
 
@@ -66,7 +66,7 @@ def connect_workers(endpoints: Sequence[str]) -> None:
         _connect(endpoint)
     if endpoints:
         loss.workers = endpoints[0] if len(endpoints) == 1 else f"at one of {', '.join(endpoints)}"
-        when_aborted(lose)
+        when_aborted(shut_down_lost_device)
 
 
 def _connect(endpoint: str) -> None:
@@ -88,7 +88,7 @@ def _connect(endpoint: str) -> None:
         if RPC_SOURCE in message:
             outcomes.put(message.decode("utf-8", "replace").strip().partition(": ")[2])
             threading.Event().wait()
-        lose(message)
+        shut_down_lost_device(message)
 
     when_aborted(abort)
     threading.Thread(target=run, name="pyctl-rpc", daemon=True).start()

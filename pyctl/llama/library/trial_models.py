@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pyctl import model_files
 
-__all__ = ["memory_classes", "models_of", "models_with_drafts"]
+__all__ = ["list_trial_models", "memory_classes", "models_with_drafts"]
 
 MODELS = Path(str(model_files.__file__)).parent / "trial"
 """Compressed models. The name of a file is the class, and after a hyphen a difference to others of
@@ -16,9 +16,9 @@ it.
 """
 
 
-def models_of(memory: str = "") -> list[Path]:
+def list_trial_models(memory: str = "") -> list[Path]:
     """Return the models whose class of memory is ``memory``, by default all."""
-    return [path for path in sorted(MODELS.glob("*.xz")) if memory in ("", _class_of(path))]
+    return [path for path in sorted(MODELS.glob("*.xz")) if memory in ("", _memory_class(path))]
 
 
 def models_with_drafts() -> list[Path]:
@@ -28,8 +28,8 @@ def models_with_drafts() -> list[Path]:
 
 def memory_classes() -> list[str]:
     """Return the classes of memory that there are models of."""
-    return sorted({_class_of(path) for path in models_of()})
+    return sorted({_memory_class(path) for path in list_trial_models()})
 
 
-def _class_of(path: Path) -> str:
+def _memory_class(path: Path) -> str:
     return path.name.partition(".")[0].partition("-")[0]

@@ -53,7 +53,7 @@ class ContextCells:
     # -- held rows
     # ----------------------------------------------------------------------------------
 
-    def hold(self, seq: int, first: int, last: int) -> DeviceRows:
+    def hold_rows(self, seq: int, first: int, last: int) -> DeviceRows:
         kv = self._open_context()
         handle = checked(kv.hold, seq, first, last)
         self._handles.add(handle)
@@ -75,11 +75,11 @@ class ContextCells:
         checked(kv.fetch, handle_of(held), first, last, block)
         return block
 
-    def n_own(self, held: HeldRows, first: int, last: int) -> int:
+    def n_exclusive_cells(self, held: HeldRows, first: int, last: int) -> int:
         return int(checked(self._open_context().n_own, handle_of(held), first, last))
 
     @property
-    def n_held(self) -> int:
+    def n_held_cells(self) -> int:
         return self._kv.n_held if self._kv is not None and self._kv.can_hold else 0
 
     # -- cells of sequences

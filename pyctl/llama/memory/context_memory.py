@@ -34,7 +34,7 @@ from pyctl.llama.library.extension import unfit
 from pyctl.llama.library.native import HostBuffer, KVState, RowStore, checked
 from pyctl.llama.library.pinned_memory import allocate
 from pyctl.llama.memory.context_cells import ContextCells, handle_of
-from pyctl.llama.memory.memory_check import resume_points_of
+from pyctl.llama.memory.memory_check import find_resume_points
 from pyctl.llama.memory.rollbacks import Rollbacks
 from pyctl.llama.memory.sequence_states import (
     AttentionStates,
@@ -84,7 +84,7 @@ class ContextMemory:
         RuntimeError or ValueError on failure. Call `measure` once the draft model is open."""
         address = ctypes.cast(ctx, ctypes.c_void_p).value or 0
         kv = KVState(address, 0, marks=self._marks, defers=self.pool is None, unfit=unfit)
-        self.attach(kv, facts, n_planes=int(api.llama_n_rs_seq(ctx)))
+        self.attach(kv, facts, n_state_history=int(api.llama_n_rs_seq(ctx)))
         self.store = None
         if self.pool is not None:
             plan = self.pool
@@ -93,7 +93,7 @@ class ContextMemory:
         has_rows = bool(kv.can_hold)
         points = self.shape.resume_points
         if not self.identity:  # otherwise known from the first `open`
-            points = resume_points_of(self.kv, facts.n_cells)
+            points = find_resume_points(self.kv, facts.n_cells)
         self.shape = MemoryShape(
             resume_points=points,
             sizes=self.shape.sizes,
@@ -104,16 +104,16 @@ class ContextMemory:
         )
         self.rollbacks.can_cut = self.shape.cut_anywhere
 
-    def attach(self, kv: Any, facts: BackendFacts, n_planes: int) -> None:
-        """Use ``kv`` as the view of the context, whose recurrent cells have ``n_planes`` planes.
-        Sequence 0 holds one token.
+    def attach(self, kv: Any, facts: BackendFacts, n_state_history: int) -> None:
+        """Use ``kv`` as the view of the context, whose recurrent cells have ``n_state_history``
+        planes. Sequence 0 holds one token.
         """
         self.kv = kv
         self.kind = kv.kind
-        self._states = states_of(kv, n_planes)
+        self._states = states_of(kv, n_state_history)
         self.cells.open(kv, facts.n_cells, facts.n_seqs)
-        n_reachable = self._states.n_planes if kv.can_hold else 0
-        self.rollbacks = Rollbacks(kv, n_planes=n_reachable, n_ubatch=facts.n_ubatch)
+        n_reachable = self._states.n_state_history if kv.can_hold else 0
+        self.rollbacks = Rollbacks(kv, n_state_history=n_reachable, n_ubatch=facts.n_ubatch)
 
     def measure(self) -> None:
         """Measure the block sizes of the memory and of the draft model."""
@@ -184,7 +184,7 @@ class ContextMemory:
     def save_rows(self, seq: int, first: int, last: int, *, hold: bool = False) -> Rows:
         draft = self.drafts.save_rows(seq, first, last)
         if hold:
-            return Rows(self.cells.hold(seq, first, last), draft)
+            return Rows(self.cells.hold_rows(seq, first, last), draft)
         if not self.shape.has_rows:
             return Rows(NOTHING, draft)
         block = allocate(self.kv.rows_size(first, last))
@@ -246,7 +246,7 @@ class ContextMemory:
             self.clear(seq)
             raise StateError(f"cannot roll back from {end} to {n} tokens")
         if n_kept < end and (drafts := self.drafts.settled()):
-            drafts.keep(seq, n_kept)
+            drafts.truncate(seq, n_kept)
         return n_kept
 
     def rewind(self, seq: int, n: int) -> None:

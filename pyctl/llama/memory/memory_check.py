@@ -19,12 +19,12 @@ __all__ = [
     "TESTED",
     "TRIAL_TOKENS",
     "describe",
+    "find_resume_points",
     "is_tested",
-    "made_up_text",
     "pool_trial",
     "restores",
-    "resume_points_of",
     "same_bits",
+    "synthetic_tokens",
 ]
 
 TESTED = frozenset(
@@ -62,7 +62,7 @@ def is_tested(memory: KVState) -> bool:
     return not memory.type or (memory.type in TESTED and not memory.reason)
 
 
-def resume_points_of(memory: KVState, n_cells: int) -> ResumePoints:
+def find_resume_points(memory: KVState, n_cells: int) -> ResumePoints:
     """Return the places where sequences of ``memory`` may be saved, if they are restored to the
     same bits at all.
 
@@ -103,7 +103,7 @@ def restores(backend: Backend, n: int, n_vocab: int, *, hold: bool = False) -> b
     Uses sequence 0, which is empty before and after, and with ``hold`` held rows. Other tokens are
     evaluated before the restore, so that rows which it does not bring back are different ones.
     """
-    tokens = made_up_text(min(n + TRIAL_REST, backend.facts.n_ctx), n_vocab)
+    tokens = synthetic_tokens(min(n + TRIAL_REST, backend.facts.n_ctx), n_vocab)
     memory = backend.memory
     _evaluate(backend, tokens[:n], 0)
     try:
@@ -134,11 +134,11 @@ def pool_trial(backend: Backend, n_vocab: int, *, on_gpu: bool) -> list[Block]:
     The text stays in the sequence.
     """
     n = min(GPU_TOKENS if on_gpu else CPU_TOKENS, backend.facts.n_cells - N_SINGLE)
-    tokens = made_up_text(n + N_SINGLE, n_vocab)
-    found = _evaluate(backend, tokens[:n], 0)
+    tokens = synthetic_tokens(n + N_SINGLE, n_vocab)
+    outputs = _evaluate(backend, tokens[:n], 0)
     for start in range(n, n + N_SINGLE):
-        found += _evaluate(backend, tokens[start : start + 1], start)
-    return found
+        outputs += _evaluate(backend, tokens[start : start + 1], start)
+    return outputs
 
 
 def same_bits(one: Sequence[Block], other: Sequence[Block]) -> bool:
@@ -146,15 +146,15 @@ def same_bits(one: Sequence[Block], other: Sequence[Block]) -> bool:
     return all(a.tobytes() == b.tobytes() for a, b in zip(one, other, strict=True))
 
 
-def made_up_text(n: int, n_vocab: int) -> Tokens:
+def synthetic_tokens(n: int, n_vocab: int) -> Tokens:
     """Return ``n`` test token ids below ``n_vocab``, shape (n,)."""
     return as_tokens((np.arange(n) * 7919 + 13) % n_vocab)
 
 
 def _evaluate(backend: Backend, tokens: Tokens, start: int) -> list[Block]:
     """Evaluate ``tokens`` in batches and return the output of each."""
-    found = []
+    outputs = []
     for first in range(0, len(tokens), backend.facts.n_ubatch):
         backend.evaluate(0, tokens[first : first + backend.facts.n_ubatch], start + first)
-        found.append(backend.output())
-    return found
+        outputs.append(backend.output())
+    return outputs

@@ -43,21 +43,23 @@ class Rollbacks:
         n_ctx: The limit of tokens of one sequence.
     """
 
-    def __init__(self, kv: KVState | None = None, *, n_planes: int = 0, n_ubatch: int = 0) -> None:
-        """``n_planes`` states of a recurrent cell can be gone back to; an evaluation has at most
-        ``n_ubatch`` tokens.
+    def __init__(
+        self, kv: KVState | None = None, *, n_state_history: int = 0, n_ubatch: int = 0
+    ) -> None:
+        """``n_state_history`` states of a recurrent cell can be gone back to; an evaluation has at
+        most ``n_ubatch`` tokens.
         """
         self.can_cut = False
         self.n_ctx = 0
         self._kv = kv
-        self._n_planes = n_planes
+        self._n_state_history = n_state_history
         self._n_ubatch = n_ubatch
         self._floors: dict[int, Floors] = {}  # by sequence
 
     @property
     def n_rollback(self) -> int:
         """See `BackendFacts`."""
-        return self.n_ctx if self.can_cut else self._n_planes
+        return self.n_ctx if self.can_cut else self._n_state_history
 
     @property
     def max_drafts(self) -> int:
@@ -75,7 +77,7 @@ class Rollbacks:
         for item in items:
             if self._kv is not None and self.n_rollback < item.n_drafts <= self.max_drafts:
                 checked(self._kv.mark, item.seq, item.position)
-                marks[item.seq] = item.position + item.n_sure
+                marks[item.seq] = item.position + item.n_committed
         return marks
 
     def record(
@@ -95,14 +97,14 @@ class Rollbacks:
         the batch, and each part may move the cells of others without their planes.
         """
         if self.can_cut:
-            return {item.seq: item.position + item.n_sure for item in items}
+            return {item.seq: item.position + item.n_committed for item in items}
         has_equal_counts = len({len(item.tokens) for item in items}) == 1
         if not self.n_rollback or not has_equal_counts:
             return {}
         floors = {}
         for item in items:
             end = item.position + len(item.tokens)
-            floors[item.seq] = max(item.position + item.n_sure, end - self._n_planes)
+            floors[item.seq] = max(item.position + item.n_committed, end - self._n_state_history)
         return floors
 
     def forget(self, seq: int) -> None:

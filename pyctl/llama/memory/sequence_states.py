@@ -66,7 +66,7 @@ class SequenceStates(Protocol):
         """The bytes of each state, -1 if they differ."""
 
     @property
-    def n_planes(self) -> int:
+    def n_state_history(self) -> int:
         """The number of states before the last one that a rollback can return to."""
 
     def n_bytes(self, seq: int, ends: Sequence[int] = ()) -> int:
@@ -92,13 +92,13 @@ class AttentionStates:
 
     kind: Kind = "attention"
     fixed_bytes = 0
-    n_planes = 0
+    n_state_history = 0
 
     def n_bytes(self, seq: int, ends: Sequence[int] = ()) -> int:
         return 0
 
     def save(self, seq: int, n: int, draft: Block) -> State:
-        return State.of(NOTHING, draft)
+        return State.from_parts(NOTHING, draft)
 
     def to_load(self, state: State) -> LoadedState | None:
         return None
@@ -111,13 +111,15 @@ class AttentionStates:
 
 
 class RecurrentStates:
-    """States of one size, in ``n_planes`` planes of `llama_memory_recurrent` besides the last."""
+    """States of one size, in ``n_state_history`` planes of `llama_memory_recurrent` besides the
+    last.
+    """
 
     kind: Kind = "hybrid"
 
-    def __init__(self, kv: KVState, n_planes: int) -> None:
+    def __init__(self, kv: KVState, n_state_history: int) -> None:
         self._kv = kv
-        self.n_planes = n_planes
+        self.n_state_history = n_state_history
 
     @property
     def fixed_bytes(self) -> int:
@@ -129,7 +131,7 @@ class RecurrentStates:
     def save(self, seq: int, n: int, draft: Block) -> State:
         block = allocate(self._kv.state_size(seq))
         checked(self._kv.save_state, seq, n, block)
-        return State.of(block, draft)
+        return State.from_parts(block, draft)
 
     def to_load(self, state: State) -> LoadedState | None:
         return LoadedState(state.recurrent)
@@ -153,11 +155,11 @@ class WindowedStates:
 
     kind: Kind = "hybrid"
     fixed_bytes = VARYING
-    n_planes = 0
+    n_state_history = 0
 
     def __init__(self, kv: KVState) -> None:
         self._kv = kv
-        self._form = WindowForm.of(kv.layout)
+        self._form = WindowForm.from_layout(kv.layout)
         self._windows = SharedWindows(self._form)
         self._max_rows = kv.window[0]
 
@@ -184,7 +186,7 @@ class WindowedStates:
             checked(self._kv.save_window, seq, first, last, rows)
 
         window = self._windows.save(seq, n - self._n_rows(seq), n, copy)
-        return State.of(head, draft, window)
+        return State.from_parts(head, draft, window)
 
     def to_load(self, state: State) -> LoadedState | None:
         if isinstance(state.window, WindowRows):
@@ -193,7 +195,7 @@ class WindowedStates:
 
     def keep(self, seq: int, state: State) -> None:
         if isinstance(state.window, WindowRows):
-            self._windows.keep(seq, state.window)
+            self._windows.record_loaded(seq, state.window)
 
     def forget(self, seq: int) -> None:
         self._windows.forget(seq)
@@ -204,7 +206,7 @@ class OpaqueStates:
 
     kind: Kind = "opaque"
     fixed_bytes = VARYING
-    n_planes = 0
+    n_state_history = 0
 
     def __init__(self, kv: KVState) -> None:
         self._kv = kv
@@ -216,7 +218,7 @@ class OpaqueStates:
         # llama.cpp writes the block itself, and must not copy across two pinned ranges.
         block = allocate(self._kv.state_size(seq), pinned=False)
         checked(self._kv.save_state, seq, n, block)
-        return State.of(block, draft)
+        return State.from_parts(block, draft)
 
     def to_load(self, state: State) -> LoadedState | None:
         return LoadedState(state.recurrent)
@@ -228,9 +230,9 @@ class OpaqueStates:
         """Do nothing: states share no rows."""
 
 
-def states_of(kv: KVState, n_planes: int) -> SequenceStates:
-    """Return the states of the context of ``kv``, whose recurrent cells have ``n_planes`` planes
-    for rollbacks.
+def states_of(kv: KVState, n_state_history: int) -> SequenceStates:
+    """Return the states of the context of ``kv``, whose recurrent cells have ``n_state_history``
+    planes for rollbacks.
 
     Sequence 0 holds one token.
     """
@@ -239,4 +241,4 @@ def states_of(kv: KVState, n_planes: int) -> SequenceStates:
     if kv.kind == "opaque":
         return OpaqueStates(kv)
     has_window = kv.window[0] > 0
-    return WindowedStates(kv) if has_window else RecurrentStates(kv, n_planes)
+    return WindowedStates(kv) if has_window else RecurrentStates(kv, n_state_history)

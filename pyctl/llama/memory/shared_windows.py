@@ -29,7 +29,7 @@ class WindowForm:
     planes: tuple[tuple[int, int], ...]
 
     @classmethod
-    def of(cls, layout: str) -> WindowForm:
+    def from_layout(cls, layout: str) -> WindowForm:
         """Parse the layout's text (csrc/core/layout.cpp); there are no planes without a window."""
         text, _, state = layout.partition(" state=")
         _, _, window = text.partition(" window=")
@@ -49,12 +49,12 @@ class WindowForm:
 
     def views(self, rows: Block) -> Iterator[NDArray[np.uint8]]:
         """Yield the planes of ``rows`` as views of shape (runs, rows, bytes)."""
-        at = 0
+        offset = 0
         n = self.n_rows(rows)
         for runs, row in self.planes:
-            end = at + runs * n * row
-            yield rows[at:end].reshape(runs, n, row)
-            at = end
+            end = offset + runs * n * row
+            yield rows[offset:end].reshape(runs, n, row)
+            offset = end
 
 
 class WindowPiece(NamedTuple):
@@ -118,7 +118,7 @@ class SharedWindows:
                 copy(start, end, block)
             pieces.append(WindowPiece(block, start, end))
         window = WindowRows(self.form, tuple(pieces))
-        self.keep(seq, window)
+        self.record_loaded(seq, window)
         return window
 
     def n_new(self, seq: int, windows: Sequence[tuple[int, int]]) -> int:
@@ -137,18 +137,18 @@ class SharedWindows:
         """Yield the window [first, n) of ``seq`` in parts [start, end), each with the block that
         has its rows, or None.
         """
-        at = first
+        position = first
         for known, start, end in self._known.get(seq, ()):
             shared = known()
-            if shared is not None and at < end <= n:
-                if at < start:
-                    yield None, at, start
-                yield shared, max(start, at), end
-                at = end
-        if at < n:
-            yield None, at, n
+            if shared is not None and position < end <= n:
+                if position < start:
+                    yield None, position, start
+                yield shared, max(start, position), end
+                position = end
+        if position < n:
+            yield None, position, n
 
-    def keep(self, seq: int, window: WindowRows) -> None:
+    def record_loaded(self, seq: int, window: WindowRows) -> None:
         """Record that ``seq`` has the rows of ``window``, which were loaded."""
         n_rows = self.form.n_rows
         self._known[seq] = [

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
-from pyctl.engine.sampling import Sampling, by_names, range_of
+from pyctl.engine.sampling import Sampling, by_names, field_range
 from pyctl.errors import RequestError
 
 __all__ = ["recommended_sampling"]
@@ -44,16 +44,16 @@ def recommended_sampling(read: Callable[[str], str]) -> dict[str, Any]:
     ``read`` returns the value of a key as text, "" without one. A value that no request could have
     is logged, and left out or brought into its range, as a request's would be.
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, name in _FIELDS.items():
         text = read(_PREFIX + key).strip()
         if not text:
             continue
         try:
-            found[name] = _samplers(text) if name == "samplers" else _number(key, name, text)
+            values[name] = _samplers(text) if name == "samplers" else _number(key, name, text)
         except ValueError as error:
             log.warning("%s%s of the file is ignored: %s", _PREFIX, key, error)
-    return found
+    return values
 
 
 def _samplers(text: str) -> tuple[str, ...]:
@@ -87,7 +87,7 @@ def _number(key: str, name: str, text: str) -> float:
         if value != int(value):
             raise ValueError(f"{shown} is not a whole number")
         value = int(value)
-    limits = range_of(field)
+    limits = field_range(field)
     assert limits is not None, f"{name} is a number, and numbers have ranges"
     cut = type(value)(min(max(value, limits.low), limits.high))
     if cut != value and limits.beyond != "cut":

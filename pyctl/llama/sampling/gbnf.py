@@ -173,8 +173,8 @@ class _Parser:
         if sign == '"':
             self._add(group, self._string())
         elif sign == "[":
-            found = self._class()
-            self._add(group, [] if found is None else [found])
+            item = self._class()
+            self._add(group, [] if item is None else [item])
         elif sign == ".":
             self._at += 1
             self._add(group, [ANY])
@@ -209,17 +209,17 @@ class _Parser:
         A repetition of several items, or of a repetition, gets an extra rule, since `Repeat` has
         one item.
         """
-        at = self._at
+        start = self._at
         low, high = self._times()
         items = group.items[group.begun :]
         if not items:
-            self._at = at
+            self._at = start
             raise self._error("there is nothing to repeat before this")
         if high is not None and high < low:
-            self._at = at
+            self._at = start
             raise self._error(f"a repetition from {low} to {high} times")
         if low > _MAX_REPEATS:
-            self._at = at
+            self._at = start
             raise self._error(f"more than {_MAX_REPEATS} repetitions")
         if high is not None and high > _MAX_REPEATS:
             high = None
@@ -351,11 +351,11 @@ class _Parser:
     def _token(self) -> Token:
         other = self._text[self._at] == "!"
         self._at += other
-        if found := _TOKEN_ID.match(self._text, self._at):
-            number = int(found[1]) if len(found[1]) < 10 else self._markers.n_vocab
+        if match := _TOKEN_ID.match(self._text, self._at):
+            number = int(match[1]) if len(match[1]) < 10 else self._markers.n_vocab
             if number >= self._markers.n_vocab:
                 raise self._error(f"the vocabulary has {self._markers.n_vocab} tokens")
-            self._at = found.end()
+            self._at = match.end()
             return Token(number, other)
         marker = _MARKER.match(self._text, self._at)
         if marker is None:
@@ -370,16 +370,16 @@ class _Parser:
     # ----------------------------------------------------------------------------------
 
     def _skip(self, pattern: re.Pattern[str]) -> None:
-        found = pattern.match(self._text, self._at)
-        assert found is not None
-        self._at = found.end()
+        match = pattern.match(self._text, self._at)
+        assert match is not None
+        self._at = match.end()
 
     def _match(self, pattern: re.Pattern[str]) -> str | None:
-        found = pattern.match(self._text, self._at)
-        if found is None:
+        match = pattern.match(self._text, self._at)
+        if match is None:
             return None
-        self._at = found.end()
-        return found[0]
+        self._at = match.end()
+        return match[0]
 
     def _named(self, name: str) -> int:
         if name not in self._names:

@@ -83,7 +83,9 @@ class _Writer:
         """
         spelled = alternatives
         if len(alternatives) <= _FEW:
-            spelled = [each for items in alternatives for each in self._spelled(rule, items)]
+            spelled = [
+                alternative for items in alternatives for alternative in self._spelled(rule, items)
+            ]
         again = [items[:-1] for items in spelled if items and items[-1] == Reference(rule)]
         last = [items for items in spelled if not items or items[-1] != Reference(rule)]
         if not any(again):
@@ -100,7 +102,9 @@ class _Writer:
         end = items[-1] if items else None
         target = None if end is None else _rule_of(end)
         between = self._rules[target] if through and target not in (None, rule) else []
-        if len(between) > _FEW or not any(each and _rule_of(each[-1]) == rule for each in between):
+        if len(between) > _FEW or not any(
+            alternative and _rule_of(alternative[-1]) == rule for alternative in between
+        ):
             between = []
         if (target != rule and not between) or (
             isinstance(end, Repeat) and (end.low, end.high) != (0, 1)
@@ -109,8 +113,8 @@ class _Writer:
             return
         if isinstance(end, Repeat):
             yield items[:-1]
-        for each in between:
-            yield from self._spelled(rule, [*items[:-1], *each], through=False)
+        for alternative in between:
+            yield from self._spelled(rule, [*items[:-1], *alternative], through=False)
         if not between:
             yield [*items[:-1], Reference(rule)]
 

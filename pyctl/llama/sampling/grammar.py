@@ -44,10 +44,10 @@ class Candidates:
         self.array = api.llama_token_data_array(self._data, n_vocab, -1, False)
 
     @property
-    def left(self) -> NDArray[Any]:
+    def remaining(self) -> NDArray[Any]:
         """The remaining entries (id, logit, p). XTC drops the first ones by moving the pointer."""
-        at = ctypes.cast(self.array.data, ctypes.c_void_p).value or 0
-        first = (at - self._entries.ctypes.data) // _ENTRY.itemsize
+        address = ctypes.cast(self.array.data, ctypes.c_void_p).value or 0
+        first = (address - self._entries.ctypes.data) // _ENTRY.itemsize
         return self._entries[first : first + self.array.size]
 
     def fill(self, logits: NDArray[np.float32]) -> None:
@@ -91,13 +91,13 @@ class Candidates:
 
     def keep_only(self, token: int) -> None:
         """Set the logits of all tokens except ``token`` to minus infinity."""
-        self.left["logit"][self.left["id"] != token] = -np.inf
+        self.remaining["logit"][self.remaining["id"] != token] = -np.inf
 
     def forbid(self, forbidden: NDArray[np.bool_]) -> None:
         """Set the logits of tokens to minus infinity where ``forbidden``, shape (n_vocab,), is
         true.
         """
-        self.left["logit"][forbidden[self.left["id"]]] = -np.inf
+        self.remaining["logit"][forbidden[self.remaining["id"]]] = -np.inf
 
     def apply(self, sampler: Any) -> None:
         """Apply ``sampler``, which may change, sort or shorten the array, or select an entry."""
@@ -115,7 +115,7 @@ class Candidates:
         """Return (id, probability) of ``token``, then of the ``n`` most likely remaining tokens,
         without zeros.
         """
-        left = self.left
+        left = self.remaining
         order = np.argsort(-left["p"], kind="stable")[:n]
         own = left["p"][left["id"] == token]
         best = [(int(left["id"][i]), float(left["p"][i])) for i in order if left["p"][i] > 0.0]
@@ -144,21 +144,21 @@ class GrammarCompiler:
     def matcher(self, grammar: str, kind: GrammarKind = "llguidance") -> llguidance.LLMatcher:
         """Return a new matcher. RequestError if the grammar is invalid or allows no reply."""
         with self._remembering:
-            found = self._known.get((grammar, kind))
-            if found is not None:
+            compiled = self._known.get((grammar, kind))
+            if compiled is not None:
                 self._known.move_to_end((grammar, kind))
-        if found is None:
+        if compiled is None:
             try:
-                found = self._compile(grammar, kind)
+                compiled = self._compile(grammar, kind)
             except RequestError as error:
-                found = error
+                compiled = error
             with self._remembering:
-                self._known[grammar, kind] = found
+                self._known[grammar, kind] = compiled
                 while len(self._known) > _MAX_KNOWN:
                     self._known.popitem(last=False)
-        if isinstance(found, RequestError):
-            raise RequestError(str(found))
-        return found.deep_copy()
+        if isinstance(compiled, RequestError):
+            raise RequestError(str(compiled))
+        return compiled.deep_copy()
 
     def close(self) -> None:
         """Release the tokenizer after current uses end."""
@@ -170,20 +170,22 @@ class GrammarCompiler:
             if self._vocabulary is None:
                 if self._tokenizer is None:
                     raise UnavailableError("the model is not loaded")
-                self._markers = _markers_of(self._tokenizer)
+                self._markers = _find_markers(self._tokenizer)
                 self._end_tokens = self._tokenizer.end_tokens()
-                self._vocabulary = _vocabulary_of(self._tokenizer)
+                self._vocabulary = _build_vocabulary(self._tokenizer)
             return self._vocabulary
 
     def _compile(self, grammar: str, kind: GrammarKind) -> llguidance.LLMatcher:
         vocabulary = self._prepared()
         if kind == "llguidance":
-            return _tried(
+            return _try_matcher(
                 llguidance.LLMatcher(vocabulary, grammar, log_level=0, limits=_LIMITS[kind])
             )
         assert self._markers is not None
         text = _HEADER + translated(*read_gbnf(grammar, self._markers), self._end_tokens)
-        return _tried(llguidance.LLMatcher(vocabulary, text, log_level=0, limits=_LIMITS[kind]))
+        return _try_matcher(
+            llguidance.LLMatcher(vocabulary, text, log_level=0, limits=_LIMITS[kind])
+        )
 
 
 _MAX_KNOWN = 16
@@ -218,7 +220,7 @@ _TRIAL_SECONDS = 0.3
 _SLOW_SECONDS = 0.15
 
 
-def _tried(matcher: llguidance.LLMatcher) -> llguidance.LLMatcher:
+def _try_matcher(matcher: llguidance.LLMatcher) -> llguidance.LLMatcher:
     """Return ``matcher`` after a trial of some tokens. RequestError if it is invalid or too
     slow.
     """
@@ -270,7 +272,7 @@ class _Pieces:
         raise NotImplementedError
 
 
-def _vocabulary_of(tokenizer: LlamaTokenizer) -> llguidance.LLTokenizer:
+def _build_vocabulary(tokenizer: LlamaTokenizer) -> llguidance.LLTokenizer:
     ends = sorted(tokenizer.end_tokens())
     if not ends:
         raise RequestError("the model has no end-of-text token, which schemas require")
@@ -282,7 +284,7 @@ def _vocabulary_of(tokenizer: LlamaTokenizer) -> llguidance.LLTokenizer:
     return llguidance.LLTokenizer(wrapper, eos_token=ends, slices=[_SLICE])
 
 
-def _markers_of(tokenizer: LlamaTokenizer) -> Markers:
+def _find_markers(tokenizer: LlamaTokenizer) -> Markers:
     def token_of(text: str) -> int | None:
         tokens = tokenizer.tokenize(text)
         return tokens[0] if len(tokens) == 1 else None

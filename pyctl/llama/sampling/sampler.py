@@ -62,7 +62,7 @@ class DrySamplers:
             self._known.move_to_end(key)
             return api.llama_sampler_clone(self._known[key])
 
-    def prepare(self, s: Sampling, n_ctx: int) -> None:
+    def create(self, s: Sampling, n_ctx: int) -> None:
         """Create the sampler for ``s`` in a context of ``n_ctx`` tokens, if DRY is on."""
         if s.dry_multiplier != 0.0 and (made := self.copy(s, _last(s.dry_penalty_last_n, n_ctx))):
             api.llama_sampler_free(made)
@@ -91,7 +91,7 @@ class LlamaVocabulary:
     def check(self, sampling: Sampling) -> None:
         if sampling.grammar:
             self.grammars.matcher(sampling.grammar, sampling.grammar_kind)
-        self.dry.prepare(sampling, self._n_ctx)
+        self.dry.create(sampling, self._n_ctx)
 
     def close(self) -> None:
         """Release the model, before its owner frees it."""
@@ -173,7 +173,9 @@ class LlamaSampler:
         outputs = self._outputs
         is_bound = grammar is not None and not grammar.is_asleep
         if not (is_bound or self._asks_probs or self._n_best or outputs.is_recalled):
-            sampled = int(api.llama_sampler_sample(self._chain, outputs.ctx, outputs.place(index)))
+            sampled = int(
+                api.llama_sampler_sample(self._chain, outputs.ctx, outputs.batch_index(index))
+            )
             if grammar is not None:
                 grammar.accept(sampled)
             return sampled
@@ -265,7 +267,7 @@ class LlamaSampler:
             self._add(api.llama_sampler_init_temp(sampling.temperature))
             self._add(self._mirostat(sampling))
             return
-        links = self._links(sampling)
+        links = self._sampler_adders(sampling)
         # At temperature 0 a greedy sampler suffices, unless the request requires probabilities.
         greedy = (
             sampling.temperature <= 0.0
@@ -301,7 +303,7 @@ class LlamaSampler:
             return api.llama_sampler_init_mirostat(self._n_vocab, self._seed, tau, eta, MIROSTAT_M)
         return api.llama_sampler_init_mirostat_v2(self._seed, tau, eta)
 
-    def _links(self, s: Sampling) -> dict[str, Callable[[], None]]:
+    def _sampler_adders(self, s: Sampling) -> dict[str, Callable[[], None]]:
         """Return by name functions that add a sampler to the chain unless its values disable it."""
 
         def when(active: bool, make: Callable[[], Any]) -> Callable[[], None]:

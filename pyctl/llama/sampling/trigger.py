@@ -43,11 +43,11 @@ class TriggerWatch:
             elif not self._open.startswith(begun):
                 self._state = "search"
         if self._state == "hidden":
-            at = self._held.find(self._close, max(self._searched - len(self._close), 0))
+            close_index = self._held.find(self._close, max(self._searched - len(self._close), 0))
             self._searched = len(self._held)
-            if at < 0:
+            if close_index < 0:
                 return None
-            del self._held[: at + len(self._close)]
+            del self._held[: close_index + len(self._close)]
             self._state = "search"
             self._searched = 0
         return self._search() if self._state == "search" else None
@@ -56,11 +56,11 @@ class TriggerWatch:
         first = max(self._searched - _WINDOW, 0)
         self._searched = len(self._held)
         for pattern in self._patterns:
-            if found := pattern.search(self._held, first):
+            if match := pattern.search(self._held, first):
                 group = next(
-                    (number for number in range(1, pattern.groups + 1) if found.group(number)), 0
+                    (number for number in range(1, pattern.groups + 1) if match.group(number)), 0
                 )
-                text = bytes(self._held[found.start(group) :])
+                text = bytes(self._held[match.start(group) :])
                 # If the grammar rejects the text, the next search must not find it again.
                 del self._held[:]
                 self._held += b"\0"

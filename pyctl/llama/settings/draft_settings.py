@@ -228,7 +228,7 @@ class DraftSettings:
         """
         return self.has("draft-mtp", *FEATURE_TYPES)
 
-    def of_context(self, model: ModelSettings) -> ModelSettings:
+    def for_context(self, model: ModelSettings) -> ModelSettings:
         """Return settings for the context of a draft model; ``model`` are those of the target
         model.
         """
@@ -241,11 +241,11 @@ class DraftSettings:
             kv_unified=True,
         )
 
-    def of_file(self, model: ModelSettings) -> ModelSettings:
+    def for_file(self, model: ModelSettings) -> ModelSettings:
         """Return settings for ``draft_path`` and its context; ``model`` are those of the target
         model.
         """
-        settings = self.of_context(model)
+        settings = self.for_context(model)
         if self.draft_threads > 0:
             threads = self.draft_threads, self.draft_threads_batch
             settings = replace(

@@ -21,7 +21,7 @@ class Usage:
         kv: Bytes of K and V of the whole context.
         states: Bytes of recurrent states.
         compute: Bytes of compute buffers.
-        planes: Bytes of the states of earlier tokens, and of marks.
+        state_history: Bytes of the states of earlier tokens, and of marks.
         drafts: Bytes of the draft model, except the weights of a head in the model's file.
         vision: Approximate bytes of the vision encoder.
     """
@@ -30,7 +30,7 @@ class Usage:
     kv: int = 0
     states: int = 0
     compute: int = 0
-    planes: int = 0
+    state_history: int = 0
     drafts: int = 0
     vision: int = 0
 
@@ -92,8 +92,8 @@ class MemoryPlan:
         state_bytes: The bytes of one state of a sequence.
         places: The places, the host last.
         layers: llama.cpp's names of the layers' devices, the output last.
-        n_planes: The states of each sequence in addition to the last: planes, and a mark if drafts
-            may be longer.
+        n_state_history: The states of each sequence in addition to the last: planes, and a mark if
+            drafts may be longer.
         pool: The division of K and V between a device and the host, None without a pool.
         n_ctx_train: The tokens of the model's own context.
         is_estimate: Whether the plan comes only from the model's file.
@@ -107,7 +107,7 @@ class MemoryPlan:
     state_bytes: int
     places: tuple[Place, ...]
     layers: tuple[str, ...] = ()
-    n_planes: int = 0
+    n_state_history: int = 0
     pool: PoolPlan | None = None
     n_ctx_train: int = 0
     is_estimate: bool = False
@@ -161,8 +161,8 @@ class MemoryPlan:
             ),
             (f"state of {sequences}", [place.usage.states for place in self.places]),
             (
-                f"{self.n_planes} earlier states of each, to go back to",
-                [place.usage.planes for place in self.places],
+                f"{self.n_state_history} earlier states of each, to go back to",
+                [place.usage.state_history for place in self.places],
             ),
             ("draft model", [place.usage.drafts for place in self.places]),
             ("vision encoder", [place.usage.vision for place in self.places]),
@@ -175,8 +175,8 @@ class MemoryPlan:
         yield f"{'MiB':{width}}" + "".join(f"  {place.name:>10}" for place in self.places)
         for title, values in (*rows, ("total", total)):
             yield f"{title:{width}}" + "".join(f"  {_mib(value):>10}" for value in values)
-        known = ["?" if place.free is None else _mib(place.free) for place in self.places]
-        yield f"{'free now':{width}}" + "".join(f"  {value:>10}" for value in known)
+        free = ["?" if place.free is None else _mib(place.free) for place in self.places]
+        yield f"{'free now':{width}}" + "".join(f"  {value:>10}" for value in free)
         if self.pool is not None and self.gpus:
             yield from self.pool.lines()
 
@@ -190,7 +190,7 @@ class MemoryPlan:
         for place in self.gpus:
             if missing := place.shortage():
                 flags = "a smaller -c, -ctk q8_0 -ctv q8_0, --n-cpu-moe (experts) or a smaller -ngl"
-                if place.usage.planes or place.usage.drafts:
+                if place.usage.state_history or place.usage.drafts:
                     flags = f"--spec-type none, {flags}"
                 if place.usage.vision:
                     flags = f"a smaller --image-max-tokens, --no-mmproj-offload, {flags}"

@@ -70,7 +70,7 @@ def as_metadata(text: str) -> tuple[tuple[str, int | float | bool | str], ...]:
     """Parse ``KEY=TYPE:VALUE,...``, TYPE int, float, bool or str, 127 bytes each. Raises ValueError
     for others.
     """
-    found: list[tuple[str, int | float | bool | str]] = []
+    overrides: list[tuple[str, int | float | bool | str]] = []
     for part in words(text):
         match = re.fullmatch(r"([^=]{1,127})=(int|float|bool|str):(.{0,127})", part)
         if match is None or not part.isascii():
@@ -87,8 +87,8 @@ def as_metadata(text: str) -> tuple[tuple[str, int | float | bool | str], ...]:
             if value not in ("true", "false"):
                 raise ValueError(f"{value!r} is none of true, false")
             made = value == "true"
-        found.append((key, made))
-    return tuple(found)
+        overrides.append((key, made))
+    return tuple(overrides)
 
 
 def unscaled(text: str) -> tuple[tuple[str, float], ...]:
@@ -98,29 +98,29 @@ def unscaled(text: str) -> tuple[tuple[str, float], ...]:
 
 def scaled(text: str) -> tuple[tuple[str, float], ...]:
     """Parse ``FILE:SCALE,...``. Raises ValueError for other forms."""
-    found = []
+    adapters = []
     for part in words(text):
         name, colon, scale = part.rpartition(":")
         if not (name and colon):
             raise ValueError(f"{part!r} is not of the form FILE:SCALE")
-        found.append((name, float(number()(scale))))
-    return tuple(found)
+        adapters.append((name, float(number()(scale))))
+    return tuple(adapters)
 
 
 def as_workers(text: str) -> tuple[str, ...]:
     """Parse ``HOST:PORT,...``, up to MAX_WORKERS, HOST a name or an IPv4 address. Raises ValueError
     for others.
     """
-    found = tuple(dict.fromkeys(words(text)))
-    for each in found:
-        match = re.fullmatch(r"[A-Za-z0-9_.-]{1,253}:([0-9]{1,5})", each)
+    workers = tuple(dict.fromkeys(words(text)))
+    for worker in workers:
+        match = re.fullmatch(r"[A-Za-z0-9_.-]{1,253}:([0-9]{1,5})", worker)
         if match is None or not 0 < int(match[1]) < 2**16:
             raise ValueError(
-                f"{each!r} is not of the form HOST:PORT with a name or an IPv4 address"
+                f"{worker!r} is not of the form HOST:PORT with a name or an IPv4 address"
             )
-    if not 0 < len(found) <= MAX_WORKERS:
+    if not 0 < len(workers) <= MAX_WORKERS:
         raise ValueError(f"1 to {MAX_WORKERS} workers can be named")
-    return found
+    return workers
 
 
 @dataclass(frozen=True)

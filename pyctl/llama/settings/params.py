@@ -205,7 +205,7 @@ def context_params(resolved: Resolved, n_ctx: int) -> Any:
     params.n_outputs_max = resolved.n_outputs
     # A draft model has the output of the last token alone.
     params.n_outputs_max_per_seq = 1 if resolved.is_draft else resolved.n_outputs
-    params.n_rs_seq = resolved.n_planes
+    params.n_rs_seq = resolved.n_state_history
     params.n_threads = resolved.n_threads
     params.n_threads_batch = resolved.n_threads_batch
     params.flash_attn_type = FLASH_MODES[settings.flash_attn]

@@ -21,7 +21,7 @@ def experts_on_cpu(n_layers: int) -> tuple[tuple[str, str], ...]:
 
 def as_placements(text: str) -> tuple[tuple[str, str], ...]:
     """Parse ``PATTERN=BUFFER,...``. Raises ValueError."""
-    found = []
+    placements = []
     for part in words(text):
         pattern, equals, buffer = part.partition("=")
         if not (pattern and equals and buffer):
@@ -30,8 +30,8 @@ def as_placements(text: str) -> tuple[tuple[str, str], ...]:
             re.compile(pattern)
         except re.error as error:
             raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
-        found.append((pattern, buffer))
-    return tuple(found)
+        placements.append((pattern, buffer))
+    return tuple(placements)
 
 
 def cpu_experts(text: str) -> tuple[tuple[str, str], ...]:

@@ -1,7 +1,7 @@
 """Every automatic value of a model's settings, chosen once, each with the reason for it.
 
-`Resolved.of` chooses the values that follow from the machine, `pyctl.llama.fit.resolve` those
-that follow from the model's files, and `pyctl.llama.fit.fitting` those that follow from free
+`Resolved.from_settings` chooses the values that follow from the machine, `pyctl.llama.fit.resolve`
+those that follow from the model's files, and `pyctl.llama.fit.fitting` those that follow from free
 memory. Loader, dry runs, parameters of llama.cpp and fingerprint read the result: none of them
 chooses a value.
 """
@@ -27,7 +27,7 @@ from pyctl.llama.library.devices import (
 from pyctl.llama.settings.draft_settings import MODEL_TYPES, DraftSettings
 from pyctl.llama.settings.memory_plan import MemoryPlan
 from pyctl.llama.settings.model_settings import ModelSettings
-from pyctl.machine.control_groups import text_of
+from pyctl.machine.control_groups import read_text
 from pyctl.settings.limit import limit
 
 __all__ = [
@@ -109,7 +109,7 @@ class Resolved:
     reasons: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(
+    def from_settings(
         cls,
         model: ModelSettings,
         drafts: DraftSettings = NO_DRAFTS,
@@ -119,8 +119,8 @@ class Resolved:
         """Return the settings with the values that follow from the machine: its devices and its
         cores, by default this machine's. No file is read.
         """
-        found = cls(model, drafts, gpus(model, machine_devices), n_cores or physical_cores())
-        return found._with_micro_batch()._without_amx()
+        resolved = cls(model, drafts, gpus(model, machine_devices), n_cores or physical_cores())
+        return resolved._with_micro_batch()._without_amx()
 
     # -- choosing
     # ----------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ class Resolved:
         return self.n_cores
 
     @property
-    def n_planes(self) -> int:
+    def n_state_history(self) -> int:
         """The number of earlier states that a recurrent cell keeps for rollback of drafts."""
         if self.is_draft or not self.drafts.has(*MODEL_TYPES):
             return 0
@@ -251,7 +251,7 @@ class Resolved:
         longest = LONG_DRAFT if self.drafts.uses_texts else 0
         if self.drafts.has("cache"):
             longest = LONGEST
-        return max(n_seqs * (1 + self.n_planes), 1 + longest)
+        return max(n_seqs * (1 + self.n_state_history), 1 + longest)
 
     @property
     def n_cells(self) -> int:
@@ -281,7 +281,7 @@ class Resolved:
     @property
     def head(self) -> Resolved:
         """The settings of the context of a head in the model's own file."""
-        return replace(self, model=self.drafts.of_context(self.model), is_draft=True)
+        return replace(self, model=self.drafts.for_context(self.model), is_draft=True)
 
     @property
     def draft_file(self) -> Resolved:
@@ -289,7 +289,7 @@ class Resolved:
         n_layer_bytes = self.plan.n_draft_layer_bytes if self.plan is not None else None
         return replace(
             self,
-            model=self.drafts.of_file(self.model),
+            model=self.drafts.for_file(self.model),
             plan=None,
             n_layer_bytes=n_layer_bytes,
             is_draft=True,
@@ -364,8 +364,8 @@ def gpus(
     compute large batches.
     """
     all_devices = devices() if machine_devices is None else machine_devices
-    found = (device for device in all_devices if device.is_gpu)
-    return tuple(gpu for gpu in found if not settings.devices or gpu.name in settings.devices)
+    gpus = (device for device in all_devices if device.is_gpu)
+    return tuple(gpu for gpu in gpus if not settings.devices or gpu.name in settings.devices)
 
 
 def padded(n: int) -> int:
@@ -381,4 +381,4 @@ def physical_cores() -> int:
         cpu: Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
         for cpu in os.sched_getaffinity(0)
     }
-    return max(len({text_of(path) or cpu for cpu, path in siblings.items()}), 1)
+    return max(len({read_text(path) or cpu for cpu, path in siblings.items()}), 1)

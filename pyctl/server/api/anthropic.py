@@ -86,13 +86,13 @@ class MessageReply(EventReply):
         delta = {"stop_reason": reason, "stop_sequence": word}
         return [
             *self._close(),
-            {"type": "message_delta", "delta": delta, "usage": _usage_of(done)},
+            {"type": "message_delta", "delta": delta, "usage": _usage_json(done)},
             {"type": "message_stop"},
         ]
 
     def body(self, done: Done) -> dict[str, Any]:
         self._close()
-        return self._message(self._blocks, *self._stopped(done), _usage_of(done))
+        return self._message(self._blocks, *self._stopped(done), _usage_json(done))
 
     def _message(
         self,
@@ -171,7 +171,7 @@ def _object(arguments: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _usage_of(done: Done) -> dict[str, int]:
+def _usage_json(done: Done) -> dict[str, int]:
     return _usage(done.stats.n_prompt, done.timings.n_cached, done.timings.n_predicted)
 
 
@@ -189,7 +189,9 @@ async def messages(service: HttpService, request: Request) -> ASGIApp:
     body = await request.body()
     (prepared,) = await service.shared.pool.read(
         request,
-        lambda fetched: prepare(service, ChatBody.of(chat_fields(parse_object(body))), fetched),
+        lambda fetched: prepare(
+            service, ChatBody.from_json(chat_fields(parse_object(body))), fetched
+        ),
     )
     return respond(service, request, [MessageReply(service, prepared)])
 

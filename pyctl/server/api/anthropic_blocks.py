@@ -16,13 +16,13 @@ from pyctl.requests.image_sources import ImagePart
 __all__ = [
     "MessageBlock",
     "Part",
-    "block_of",
-    "blocks_of",
+    "content_parts",
     "has_image",
     "joined",
-    "parts_of",
-    "result_of",
-    "server_result_of",
+    "parse_block",
+    "parse_blocks",
+    "parse_result",
+    "parse_server_result",
 ]
 
 Part = dict[str, Any]
@@ -55,22 +55,22 @@ class _Source(Body, frozen=True):
     content: Any = None
 
 
-def block_of(value: Any, where: str) -> MessageBlock:
+def parse_block(value: Any, where: str) -> MessageBlock:
     """Return the block at ``where``. Raises RequestError if it is not an object."""
     if not isinstance(value, dict):
         raise RequestError(f"{where} must be an object")
-    return MessageBlock.of(value)
+    return MessageBlock.from_json(value)
 
 
-def blocks_of(content: list[Any], where: str) -> list[tuple[str, MessageBlock]]:
+def parse_blocks(content: list[Any], where: str) -> list[tuple[str, MessageBlock]]:
     """Return the blocks of the list at ``where``, each with its place."""
     return [
-        (f"{where}[{index}]", block_of(value, f"{where}[{index}]"))
+        (f"{where}[{index}]", parse_block(value, f"{where}[{index}]"))
         for index, value in enumerate(content)
     ]
 
 
-def parts_of(block: MessageBlock, where: str) -> list[Part]:
+def content_parts(block: MessageBlock, where: str) -> list[Part]:
     """Return the texts and images of a block. Raises RequestError if it has none that can be
     read.
     """
@@ -80,13 +80,13 @@ def parts_of(block: MessageBlock, where: str) -> list[Part]:
     return reader(block, where)
 
 
-def result_of(content: Any, where: str) -> str | list[Part]:
+def parse_result(content: Any, where: str) -> str | list[Part]:
     """Return the result of a tool: a text, or parts if images are among them."""
     parts = _parts_in(content, where)
     return parts if has_image(parts) else joined(parts)
 
 
-def server_result_of(content: Any, where: str) -> str:
+def parse_server_result(content: Any, where: str) -> str:
     """Return the result of a tool that ran at Anthropic's servers, as text with one line for each
     member.
     """
@@ -95,7 +95,7 @@ def server_result_of(content: Any, where: str) -> str:
     results = content if isinstance(content, list) else [content]
     lines: list[str] = []
     for index, result in enumerate(results):
-        lines += _lines_of(result, f"{where}[{index}]" if isinstance(content, list) else where)
+        lines += _result_lines(result, f"{where}[{index}]" if isinstance(content, list) else where)
     return "\n".join(line for line in lines if line)
 
 
@@ -194,7 +194,7 @@ def _below(heading: list[str], parts: list[Part]) -> list[Part]:
 
 
 def _source(block: MessageBlock) -> _Source:
-    return _Source.of({} if block.source is None else json_object(block.source, "source"))
+    return _Source.from_json({} if block.source is None else json_object(block.source, "source"))
 
 
 def _parts_in(content: Any, where: str, kinds: tuple[str, ...] = ()) -> list[Part]:
@@ -208,10 +208,10 @@ def _parts_in(content: Any, where: str, kinds: tuple[str, ...] = ()) -> list[Par
     if not isinstance(content, list):
         raise RequestError(f"{where} must be a string or a list of blocks")
     parts: list[Part] = []
-    for block_where, block in blocks_of(content, where):
+    for block_where, block in parse_blocks(content, where):
         if kinds and block.type not in kinds:
             raise RequestError(f"{block_where} must be of type {' or '.join(kinds)}")
-        parts += parts_of(block, block_where)
+        parts += content_parts(block, block_where)
     return parts
 
 
@@ -231,19 +231,19 @@ _RESULT_MEMBERS: dict[str, tuple[str, ...]] = {
 """The readable members of a result by its type. The text of a page that was found is sealed."""
 
 
-def _lines_of(result: Any, where: str) -> list[str]:
+def _result_lines(result: Any, where: str) -> list[str]:
     if not isinstance(result, dict):
         raise RequestError(f"{where} must be an object")
     kind = str(result.get("type"))
     if kind == "text":
-        return [joined(parts_of(block_of(result, where), where))]
+        return [joined(content_parts(parse_block(result, where), where))]
     members = ("error_code",) if kind.endswith("_tool_result_error") else _RESULT_MEMBERS.get(kind)
     if members is None:
         raise RequestError(f"{where}: results of type {kind[:80]!r} cannot be read here")
-    return [_line_of(result.get(name), f"{where}.{name}") for name in members]
+    return [_result_line(result.get(name), f"{where}.{name}") for name in members]
 
 
-def _line_of(value: Any, where: str) -> str:
+def _result_line(value: Any, where: str) -> str:
     if isinstance(value, list) and all(isinstance(line, str) for line in value):
         return "\n".join(value)
     parts = _parts_in([value] if isinstance(value, dict) else value, where)

@@ -28,16 +28,16 @@ from typing import Annotated, Any
 
 from pyctl.errors import NotSupportedError, RequestError, ThreadError
 from pyctl.requests.body import ONE_REPLY
-from pyctl.requests.body_reader import Body, Names, items, others, refuse
+from pyctl.requests.body_reader import Body, Names, items, others, reject_unsupported
 from pyctl.server.api.anthropic_blocks import (
     MessageBlock,
     Part,
-    blocks_of,
+    content_parts,
     has_image,
     joined,
-    parts_of,
-    result_of,
-    server_result_of,
+    parse_blocks,
+    parse_result,
+    parse_server_result,
 )
 from pyctl.server.http import encode
 
@@ -113,8 +113,8 @@ def chat_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     """
     if values.get("thread") is not None:  # one that is only created here would be continued next
         raise ThreadError
-    refuse(values, _NOT_DONE)
-    body = _MessagesBody.of(values)
+    reject_unsupported(values, _NOT_DONE)
+    body = _MessagesBody.from_json(values)
     chat = others(values, _MessagesBody, _IGNORED)
     chat["messages"] = [*_system(body.system), *_messages(body.messages)]
     if body.messages and not chat["messages"]:  # llama-server also answers if all blocks are empty
@@ -150,8 +150,8 @@ def _system(value: Any) -> list[dict[str, Any]]:
     if isinstance(value, str):
         return [{"role": "system", "content": value}]
     parts: list[Part] = []
-    for where, block in blocks_of(items(value, "system"), "system"):
-        parts += parts_of(block, where)
+    for where, block in parse_blocks(items(value, "system"), "system"):
+        parts += content_parts(block, where)
     if has_image(parts):
         raise RequestError("'system' must be text")
     return [{"role": "system", "content": joined(parts)}]
@@ -167,13 +167,15 @@ def _messages(value: Any) -> list[Any]:
             raise RequestError(f"{where} must be an object")
         content = message.get("content")
         if isinstance(content, list):
-            messages += _split(str(message.get("role")), blocks_of(content, f"{where}.content"))
+            messages += _split_messages(
+                str(message.get("role")), parse_blocks(content, f"{where}.content")
+            )
         elif content is not None or message.get("role") != "assistant":
             messages.append(message)
     return messages
 
 
-def _split(role: str, blocks: list[tuple[str, MessageBlock]]) -> list[dict[str, Any]]:
+def _split_messages(role: str, blocks: list[tuple[str, MessageBlock]]) -> list[dict[str, Any]]:
     """Return one message for each run of blocks between tool results, and one for each of these."""
     messages: list[dict[str, Any]] = []
     parts: list[Part] = []
@@ -206,17 +208,17 @@ def _split(role: str, blocks: list[tuple[str, MessageBlock]]) -> list[dict[str, 
             calls.append({"id": block.id, "type": "function", "function": function})
         elif kind in ("tool_result", "mcp_tool_result"):
             flush()
-            messages.append(_result(block, result_of(block.content, f"{where}.content")))
+            messages.append(_result(block, parse_result(block.content, f"{where}.content")))
         elif kind.endswith("_tool_result"):
             flush()
-            messages.append(_result(block, server_result_of(block.content, f"{where}.content")))
+            messages.append(_result(block, parse_server_result(block.content, f"{where}.content")))
         elif kind == "mid_conv_system":
             flush()
             messages.append(
-                {"role": "system", "content": result_of(block.content, f"{where}.content")}
+                {"role": "system", "content": parse_result(block.content, f"{where}.content")}
             )
         else:
-            parts += parts_of(block, where)
+            parts += content_parts(block, where)
     flush()
     return messages
 
@@ -228,7 +230,7 @@ def _result(block: MessageBlock, content: str | list[Part]) -> dict[str, Any]:
 def _tool(value: Any, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise RequestError(f"{where} must be an object")
-    tool = _Tool.of(value)
+    tool = _Tool.from_json(value)
     if tool.type != "custom" and tool.input_schema is None:
         raise NotSupportedError(
             f"{where}: tools of type {tool.type[:80]!r} are not supported: describe it by an "

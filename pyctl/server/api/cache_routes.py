@@ -21,7 +21,7 @@ from pyctl.requests.body_reader import Body
 from pyctl.requests.prepare import prepare_prewarm
 from pyctl.server.app_state import HttpService
 from pyctl.server.http import JsonResponse
-from pyctl.server.middleware import sees_texts
+from pyctl.server.middleware import may_read_prompts
 from pyctl.settings.limit import limit
 
 __all__ = ["check", "clear", "drop", "pin", "prewarm", "show", "stop"]
@@ -48,7 +48,7 @@ async def show(service: HttpService, request: Request) -> Response:
     ``replies`` are the last ones, with tokens and milliseconds; ``shared`` of a prefix are the
     tokens whose rows are shared with the one before it in the list.
 
-    Words of prompts are shown only to clients that `sees_texts` allows. ``?since=`` takes an
+    Words of prompts are shown only to clients that `may_read_prompts` allows. ``?since=`` takes an
     earlier ``revision``: if the tree is unchanged, the answer is only its revision.
     """
     since = request.query_params.get("since", "")
@@ -56,10 +56,12 @@ async def show(service: HttpService, request: Request) -> Response:
         return JsonResponse({"revision": revision})
     view = await asyncio.wrap_future(service.admin.view())
     memory = await asyncio.wrap_future(service.admin.memory())
-    replies = [_reply(*each) for each in await asyncio.wrap_future(service.admin.replies())]
+    replies = [_reply(*reply) for reply in await asyncio.wrap_future(service.admin.replies())]
     has_disk = view.disk is not None and view.disk.in_use
     entries = await service.shared.pool.storage.run(request, _stored, service) if has_disk else []
-    body = _tree(service, view, entries, with_text=sees_texts(request, service.shared.settings))
+    body = _tree(
+        service, view, entries, with_text=may_read_prompts(request, service.shared.settings)
+    )
     body["saved"] = service.shared.saved.view()
     body["replies"] = replies
     return JsonResponse(
@@ -98,7 +100,7 @@ async def prewarm(service: HttpService, request: Request) -> Response:
     asked = await service.shared.pool.read(
         request, lambda fetched: prepare_prewarm(service, ChatBody.parse(raw), fetched)
     )
-    asked = replace(asked, sees_texts=sees_texts(request, service.shared.settings))
+    asked = replace(asked, may_read_prompts=may_read_prompts(request, service.shared.settings))
     async for event in service.worker.submit(asked):
         if isinstance(event, Failed):
             raise event.error
@@ -158,7 +160,10 @@ def _tree(
         node = msgspec.to_builtins(snapshot)
         del node["tail"], node["head"]
         if with_text:
-            node |= {"head": service.text_of(snapshot.head), "tail": service.text_of(snapshot.tail)}
+            node |= {
+                "head": service.readable(snapshot.head),
+                "tail": service.readable(snapshot.tail),
+            }
         node["children"] = []
         parent = node.pop("parent")
         nodes[snapshot.id] = node
@@ -203,7 +208,7 @@ def _sequence(service: HttpService, seq: LiveView, *, with_text: bool) -> dict[s
         "at": seq.at,
         "task": seq.task,
     }
-    return {**node, "tail": service.text_of(seq.tail)} if with_text else node
+    return {**node, "tail": service.readable(seq.tail)} if with_text else node
 
 
 def _entry(entry: Entry, *, with_text: bool) -> dict[str, Any]:

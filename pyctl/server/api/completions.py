@@ -120,7 +120,7 @@ class NativeReply(Reply):
         if not prompt.boundaries:
             return ""
         tokens = prompt.tokens[prompt.boundaries[-1] :]
-        return self.service.text_of(tokens.tolist())
+        return self.service.readable(tokens.tolist())
 
     def _chosen(self, body: dict[str, Any]) -> dict[str, Any]:
         if not self.options.response_fields:
@@ -242,8 +242,8 @@ class ChatReply(_OpenAIReply):
     def n_reasoning(self) -> int:
         return self._splitter.n_reasoning
 
-    def keep(self, piece: Piece) -> None:
-        super().keep(piece)
+    def collect(self, piece: Piece) -> None:
+        super().collect(piece)
         self._splitter.feed(piece.text, piece.tokens)
 
     def progress_frames(self, progress: Progress) -> bytes:

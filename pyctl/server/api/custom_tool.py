@@ -11,7 +11,7 @@ from typing import Any
 
 from pyctl.errors import RequestError
 
-__all__ = ["arguments_of", "function_of", "input_of"]
+__all__ = ["to_function", "unwrap_input", "wrap_input"]
 
 _ARGUMENT = "input"
 _LONE = re.compile("[\ud800-\udfff]")
@@ -25,7 +25,7 @@ rule's priority.
 """
 
 
-def function_of(name: str, tool: Mapping[str, Any], where: str) -> dict[str, Any]:
+def to_function(name: str, tool: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return the function for ``tool``. A grammar of its input is part of the description, and of
     the function.
 
@@ -85,12 +85,12 @@ def _escaped(pattern: str) -> str:
     )
 
 
-def arguments_of(text: str) -> str:
+def wrap_input(text: str) -> str:
     """Return the arguments of the function for the input ``text``."""
     return json.dumps({_ARGUMENT: text}, ensure_ascii=False)
 
 
-def input_of(arguments: str) -> str:
+def unwrap_input(arguments: str) -> str:
     """Return the input in the arguments of a call, JSON text; without one, the arguments are the
     input.
     """

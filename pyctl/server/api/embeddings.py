@@ -25,7 +25,7 @@ from pyctl.server.app_state import HttpService
 from pyctl.server.http import JsonResponse
 from pyctl.settings.limit import limit
 
-__all__ = ["native", "normalised", "openai", "rank", "vectors_of"]
+__all__ = ["embed_texts", "native", "normalised", "openai", "rank"]
 
 _INT16_RANGE = 32760.0
 
@@ -126,7 +126,7 @@ def _check(service: HttpService, *, pooled: bool) -> None:
         )
 
 
-async def vectors_of(
+async def embed_texts(
     service: HttpService, request: Request, texts: list[str], *, cut: bool
 ) -> tuple[list[NDArray[np.float32]], int]:
     """Return the unnormalised embedding of each text, shape (1, width), and the number of tokens;
@@ -249,7 +249,7 @@ async def rank(service: HttpService, request: Request) -> Response:
             "This server does not support reranking. Start it with `--reranking`"
         )
     values = parse_object(await request.body())
-    body = _RerankBody.of(values)
+    body = _RerankBody.from_json(values)
     is_tei = "texts" in values
     if "query" not in values:
         raise RequestError('"query" must be provided')

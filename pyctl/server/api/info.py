@@ -18,7 +18,7 @@ from pyctl.engine.pool_plan import PoolPlan
 from pyctl.engine.request import Request as EngineRequest
 from pyctl.errors import NotSupportedError, RequestError
 from pyctl.prompt import Prompt
-from pyctl.requests.adapters import keep_scales, scales_of
+from pyctl.requests.adapters import keep_scales, parse_adapter_scales
 from pyctl.requests.json_text import parse_json
 from pyctl.requests.reply_options import ReplyOptions
 from pyctl.server.app_state import HttpService
@@ -98,7 +98,10 @@ def _default_params(service: HttpService) -> dict[str, Any]:
     """Return the settings of a request that names none."""
     settings = service.settings
     defaults = EngineRequest(
-        Prompt.of([]), settings.sampling, settings.n_predict, cache_prompt=settings.cache_prompt
+        Prompt.from_ids([]),
+        settings.sampling,
+        settings.n_predict,
+        cache_prompt=settings.cache_prompt,
     )
     options = ReplyOptions(reasoning_format="none")
     return without_long(settings_json(defaults, options, service.info.draft_types))
@@ -205,7 +208,7 @@ async def change_adapters(service: HttpService, request: Request) -> Response:
         raise RequestError("Request body must be an array")
     if service.info.lora:
         # Unlike in a request, an empty list means 0 for all.
-        keep_scales(service.info, scales_of(entries) or [(-1, 0.0)])
+        keep_scales(service.info, parse_adapter_scales(entries) or [(-1, 0.0)])
     return JsonResponse({"success": True})
 
 

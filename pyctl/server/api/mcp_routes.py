@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from pyctl.errors import BusyError, NotFoundError, RequestError
 from pyctl.requests.json_text import parse_object
-from pyctl.requests.request_pool import until_left
+from pyctl.requests.request_pool import run_until_disconnect
 from pyctl.server.http import JsonResponse
 from pyctl.server.models import Models
 from pyctl.settings.limit import limit
@@ -33,11 +33,13 @@ async def show(models: Models, request: Request) -> Response:
     """Answer GET /tools."""
     tools = models.shared.tools
     return (
-        JsonResponse([_shown(tool) for tool in tools]) if tools else await disabled(models, request)
+        JsonResponse([_tool_json(tool) for tool in tools])
+        if tools
+        else await disabled(models, request)
     )
 
 
-def _shown(tool: McpTool) -> dict[str, Any]:
+def _tool_json(tool: McpTool) -> dict[str, Any]:
     return {
         "display_name": tool.name,
         "tool": tool.name,
@@ -60,7 +62,7 @@ async def call(models: Models, request: Request) -> Response:
     params = body.get("params") or {}
     if not isinstance(name, str) or not isinstance(params, dict):
         raise RequestError("'tool' must be a string, 'params' an object")
-    tool = shared.tools.named(name)
+    tool = shared.tools.get(name)
     if body.get("stream") is True:
         raise NotFoundError(f"tool {tool.name!r} does not stream")
     if len(shared.calls) >= _CALLS:
@@ -68,7 +70,7 @@ async def call(models: Models, request: Request) -> Response:
     running = asyncio.wrap_future(tool.call(params))
     shared.calls.add(running)
     try:
-        if not await until_left(request.receive, running):
+        if not await run_until_disconnect(request.receive, running):
             raise ClientDisconnect
         return JsonResponse(running.result())
     finally:

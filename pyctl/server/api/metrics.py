@@ -41,7 +41,7 @@ async def show(service: HttpService, request: Request) -> Response:
     scrape.
     """
     _check(service.shared)
-    return _response(await _metrics_of(service))
+    return _response(await _collect_metrics(service))
 
 
 async def show_all(models: Models, request: Request) -> Response:
@@ -56,7 +56,7 @@ async def show_all(models: Models, request: Request) -> Response:
         )
         metrics = [loaded]
         if model.service is not None:
-            metrics += await _metrics_of(model.service)
+            metrics += await _collect_metrics(model.service)
         for metric in metrics:
             earlier = merged[metric.name].values if metric.name in merged else {}
             labelled = _labelled(model.name, metric.values)
@@ -71,7 +71,7 @@ def _check(shared: AppState) -> None:
         )
 
 
-async def _metrics_of(service: HttpService) -> list[Metric]:
+async def _collect_metrics(service: HttpService) -> list[Metric]:
     stats = await asyncio.wrap_future(service.admin.stats())
     memory = {"resident": resident_bytes(), **service.counted_bytes(stats.memory)}
     return engine_metrics(stats, memory)

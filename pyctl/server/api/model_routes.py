@@ -50,7 +50,11 @@ async def show(models: Models, request: Request) -> Response:
     """
     if models.only is not None:
         return JsonResponse(
-            {"models": [_named(models.only)], "object": "list", "data": [_described(models.only)]}
+            {
+                "models": [_model_json(models.only)],
+                "object": "list",
+                "data": [_described(models.only)],
+            }
         )
     if request.query_params.get("reload"):
         check_origin(request.headers, models.shared.settings)
@@ -186,7 +190,7 @@ def _file_bytes(path: str) -> int:
         return 0
 
 
-def _named(service: HttpService) -> dict[str, Any]:
+def _model_json(service: HttpService) -> dict[str, Any]:
     """Return a model as Ollama's list in llama-server has it."""
     details = {
         "parent_model": "",

@@ -3,7 +3,7 @@
 It has the engine, the cache, the tools and the images of all other APIs. What differs from Ollama:
 
 * The server has its own model, whatever name a request gives. Models are chosen when the server
-  starts, so `refuse` answers all other paths. Names in lists have the tag ``latest``, by which
+  starts, so `reject_path` answers all other paths. Names in lists have the tag ``latest``, by which
   clients look for them.
 * ``options`` that load a model (num_ctx, num_gpu, ...) have no effect, nor has ``keep_alive``: the
   model is loaded.
@@ -42,14 +42,14 @@ from pyctl.requests.body_reader import Body, Integer, items
 from pyctl.requests.json_text import parse_object
 from pyctl.requests.prepare import prepare
 from pyctl.requests.prepared_reply import PreparedReply
-from pyctl.server.api.embeddings import normalised, vectors_of
+from pyctl.server.api.embeddings import embed_texts, normalised
 from pyctl.server.api.ollama_request import chat_body, generate_body
 from pyctl.server.app_state import HttpService
 from pyctl.server.http import JsonResponse, json_lines, ollama_error
 from pyctl.server.reply import EventReply
 from pyctl.server.sending import respond
 
-__all__ = ["chat", "embed", "generate", "refuse", "version"]
+__all__ = ["chat", "embed", "generate", "reject_path", "version"]
 
 API_VERSION = "0.13.0"
 """The release of Ollama that has what these endpoints have; clients read it before they use an
@@ -192,7 +192,7 @@ async def embed(service: HttpService, request: Request) -> Response:
     if not all(isinstance(text, str) for text in texts):
         raise RequestError("'input' must be a string or a list of strings")
     began = asyncio.get_running_loop().time()
-    vectors, n_tokens = await vectors_of(service, request, texts, cut=body.truncate)
+    vectors, n_tokens = await embed_texts(service, request, texts, cut=body.truncate)
     seconds = asyncio.get_running_loop().time() - began
     return JsonResponse(
         {
@@ -212,7 +212,7 @@ async def version(service: object, request: Request) -> Response:
     return JsonResponse({"version": API_VERSION})
 
 
-async def refuse(service: object, request: Request) -> Response:
+async def reject_path(service: object, request: Request) -> Response:
     """Raise NotSupportedError for all other paths below /api/."""
     raise NotSupportedError(
         "of Ollama's API this server has version, tags, show, ps, chat, generate and embed; "

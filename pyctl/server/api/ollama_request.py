@@ -13,7 +13,7 @@ from pyctl.engine.sampling import Sampling
 from pyctl.errors import NotSupportedError, RequestError
 from pyctl.requests.body import AnyBody, ChatBody, CompletionBody, InfillBody
 from pyctl.requests.body_reader import Body, Integer, others
-from pyctl.requests.body_reader import refuse as refuse_fields
+from pyctl.requests.body_reader import reject_unsupported as refuse_fields
 from pyctl.requests.image_sources import ImagePart
 from pyctl.server.http import encode
 
@@ -82,21 +82,21 @@ def chat_body(values: Mapping[str, Any]) -> ChatBody | None:
     """Return the chat completion that /api/chat describes, None if it only loads the model. Raises
     RequestError.
     """
-    body = OllamaChatBody.of(values)
+    body = OllamaChatBody.from_json(values)
     chat = _generation(values, body)
     chat["messages"] = _messages(body.messages)
     if body.tools is not None:
         chat["tools"] = [
             {"type": "function", **tool} if isinstance(tool, dict) else tool for tool in body.tools
         ]
-    return ChatBody.of(chat) if body.messages else None
+    return ChatBody.from_json(chat) if body.messages else None
 
 
 def generate_body(values: Mapping[str, Any]) -> AnyBody | None:
     """Return the completion for /api/generate, None if it only loads the model. Raises RequestError
     or NotSupportedError.
     """
-    body = OllamaGenerateBody.of(values)
+    body = OllamaGenerateBody.from_json(values)
     if body.raw and (body.template or body.system or body.context):
         raise RequestError("raw mode does not support template, system, or context")
     if body.template:
@@ -113,12 +113,16 @@ def generate_body(values: Mapping[str, Any]) -> AnyBody | None:
         return None
     options = _generation(values, body)
     if body.suffix:
-        return InfillBody.of({**options, "input_prefix": body.prompt, "input_suffix": body.suffix})
+        return InfillBody.from_json(
+            {**options, "input_prefix": body.prompt, "input_suffix": body.suffix}
+        )
     if body.raw:
-        return CompletionBody.of({**options, "prompt": body.prompt})
+        return CompletionBody.from_json({**options, "prompt": body.prompt})
     system = [{"role": "system", "content": body.system}] if body.system else []
     content = _content(body.prompt, body.images, "images")
-    return ChatBody.of({**options, "messages": [*system, {"role": "user", "content": content}]})
+    return ChatBody.from_json(
+        {**options, "messages": [*system, {"role": "user", "content": content}]}
+    )
 
 
 def _generation(values: Mapping[str, Any], body: OllamaBody) -> dict[str, Any]:
@@ -173,7 +177,7 @@ def _messages(values: list[Any]) -> list[dict[str, Any]]:
         where = f"messages[{index}]"
         if not isinstance(value, dict):
             raise RequestError(f"{where} must be an object")
-        message = _Message.of(value)
+        message = _Message.from_json(value)
         role = message.role.lower() if isinstance(message.role, str) else message.role
         converted = {
             "role": role,

@@ -39,7 +39,7 @@ from pyctl.requests.json_text import decode, parse_object
 from pyctl.requests.prepare import prepare
 from pyctl.requests.prepared_reply import PreparedReply
 from pyctl.requests.request_pool import Fetched
-from pyctl.server.api.custom_tool import input_of
+from pyctl.server.api.custom_tool import unwrap_input
 from pyctl.server.api.responses_request import ResponseRequest, ResponsesBody, seal
 from pyctl.server.api.token_counts import n_input_tokens
 from pyctl.server.app_state import HttpService
@@ -156,7 +156,7 @@ class ResponseReply(EventReply):
             else {}
         )
 
-    def _place(self, *, part: bool = True) -> dict[str, Any]:
+    def _indices(self, *, part: bool = True) -> dict[str, Any]:
         """Return the place of an event: the last item, and its only part."""
         indices = {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
         return {**indices, "content_index": 0} if part else indices
@@ -167,7 +167,10 @@ class ResponseReply(EventReply):
             item = {"id": "rs_" + random_id(), "summary": [], "type": "reasoning", "content": []}
             events = self._add({**item, "encrypted_content": ""})
         self._texts.append(text)
-        return [*events, self._event("response.reasoning_text.delta", **self._place(), delta=text)]
+        return [
+            *events,
+            self._event("response.reasoning_text.delta", **self._indices(), delta=text),
+        ]
 
     def _emit(self, text: str) -> list[dict[str, Any]]:
         events = []
@@ -176,14 +179,16 @@ class ResponseReply(EventReply):
                 {"content": [], "id": "msg_" + random_id(), "role": "assistant", "type": "message"}
             )
             events.append(
-                self._event("response.content_part.added", **self._place(), part=_text_part(""))
+                self._event("response.content_part.added", **self._indices(), part=_text_part(""))
             )
         self._texts.append(text)
         probs = self.logprobs(self._held_probs)["content"]
         self._probs += probs
         return [
             *events,
-            self._event("response.output_text.delta", **self._place(), delta=text, logprobs=probs),
+            self._event(
+                "response.output_text.delta", **self._indices(), delta=text, logprobs=probs
+            ),
         ]
 
     def _call(self, call: CallDelta) -> list[dict[str, Any]]:
@@ -204,7 +209,7 @@ class ResponseReply(EventReply):
             events = self._add({**item, "call_id": f"call_{name}", "name": tool["name"]})
         self._texts.append(call.arguments)
         if call.arguments and self._is_open("function_call"):
-            indices = self._place(part=False)
+            indices = self._indices(part=False)
             events.append(
                 self._event(
                     "response.function_call_arguments.delta", **indices, delta=call.arguments
@@ -243,28 +248,30 @@ class ResponseReply(EventReply):
         if item["type"] == "reasoning":
             item["content"] = [{"text": text, "type": "reasoning_text"}]
             item["encrypted_content"] = seal(text) if self._seals else ""
-            events = [self._event("response.reasoning_text.done", **self._place(), text=text)]
+            events = [self._event("response.reasoning_text.done", **self._indices(), text=text)]
         elif item["type"] == "message":
             item["content"] = [_text_part(text, probs)]
             events = [
                 self._event(
-                    "response.output_text.done", **self._place(), text=text, logprobs=probs
+                    "response.output_text.done", **self._indices(), text=text, logprobs=probs
                 ),
                 self._event(
-                    "response.content_part.done", **self._place(), part=_text_part(text, probs)
+                    "response.content_part.done", **self._indices(), part=_text_part(text, probs)
                 ),
             ]
         elif item["type"] == "custom_tool_call":
             kind = "response.custom_tool_call_input"
-            item["input"] = input_of(text)
-            events = [self._event(f"{kind}.delta", **self._place(part=False), delta=item["input"])]
+            item["input"] = unwrap_input(text)
+            events = [
+                self._event(f"{kind}.delta", **self._indices(part=False), delta=item["input"])
+            ]
             if status == "completed":
                 events.append(
-                    self._event(f"{kind}.done", **self._place(part=False), input=item["input"])
+                    self._event(f"{kind}.done", **self._indices(part=False), input=item["input"])
                 )
         else:
             item["arguments"] = text
-            members = {**self._place(part=False), "name": item["name"], "arguments": text}
+            members = {**self._indices(part=False), "name": item["name"], "arguments": text}
             is_whole = status == "completed"
             events = (
                 [self._event("response.function_call_arguments.done", **members)]
@@ -345,11 +352,13 @@ async def create(service: HttpService, request: Request) -> ASGIApp:
 
 async def input_tokens(service: HttpService, request: Request) -> Response:
     """Answer POST /v1/responses/input_tokens."""
-    n = await n_input_tokens(service, request, lambda values: ResponseRequest.of(values).chat)
+    n = await n_input_tokens(
+        service, request, lambda values: ResponseRequest.from_json(values).chat
+    )
     return JsonResponse({"input_tokens": n, "object": "response.input_tokens"})
 
 
 def _reply(service: HttpService, values: dict[str, Any], fetched: Fetched) -> ResponseReply:
-    asked = ResponseRequest.of(values)
-    (prepared,) = prepare(service, ChatBody.of(asked.chat), fetched)
+    asked = ResponseRequest.from_json(values)
+    (prepared,) = prepare(service, ChatBody.from_json(asked.chat), fetched)
     return ResponseReply(service, prepared, asked)

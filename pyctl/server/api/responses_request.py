@@ -34,9 +34,9 @@ from msgspec import field
 from pyctl.chat.messages import unreadable
 from pyctl.errors import RequestError
 from pyctl.requests.body import ONE_REPLY
-from pyctl.requests.body_reader import Body, others, refuse
+from pyctl.requests.body_reader import Body, others, reject_unsupported
 from pyctl.requests.image_sources import ImagePart
-from pyctl.server.api.custom_tool import arguments_of, function_of
+from pyctl.server.api.custom_tool import to_function, wrap_input
 from pyctl.settings.limit import limit
 
 __all__ = ["ResponseRequest", "ResponsesBody", "seal", "spaced_name"]
@@ -122,15 +122,15 @@ class ResponseRequest:
     tools: dict[str, tuple[str | None, dict[str, Any]]]
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> ResponseRequest:
+    def from_json(cls, values: Mapping[str, Any]) -> ResponseRequest:
         """Return the request that ``values`` describe. Raises RequestError, and NotSupportedError
         for a feature that is missing.
         """
-        refuse(values, _NOT_DONE)
+        reject_unsupported(values, _NOT_DONE)
         for name in _EARLIER:
             if values.get(name):
                 raise RequestError(f"pyctl does not support '{name}': {_SEND_ALL}")
-        body = ResponsesBody.of(values)
+        body = ResponsesBody.from_json(values)
         messages = _messages(body.input)
         if body.instructions is not None:
             messages = [{"role": "system", "content": body.instructions}, *messages]
@@ -254,7 +254,7 @@ def _callable(
 
 def _tool(name: str, tool: Mapping[str, Any]) -> dict[str, Any]:
     if tool["type"] == "custom":
-        return function_of(name, tool, f"the tool {name[:80]!r}")
+        return to_function(name, tool, f"the tool {name[:80]!r}")
     function = {
         "name": name,
         "description": tool.get("description") or "",
@@ -318,7 +318,7 @@ def _messages(value: Any) -> list[Any]:
 
 
 def _message(values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    item = _Item.of(values)
+    item = _Item.from_json(values)
     kind = item.type
     role = item.role
     if role is not None and kind in (None, "message"):
@@ -332,7 +332,7 @@ def _message(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     name = spaced_name(item.namespace, _required(item.name, f"{where}.name"))
     if kind == "function_call":
         return _call(item.call_id, name, _required(item.arguments, f"{where}.arguments"), where)
-    return _call(item.call_id, name, arguments_of(_required(item.input, f"{where}.input")), where)
+    return _call(item.call_id, name, wrap_input(_required(item.input, f"{where}.input")), where)
 
 
 def _said(item: _Item, where: str) -> Any:

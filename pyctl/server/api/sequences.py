@@ -20,7 +20,7 @@ from pyctl.requests.json_text import parse_object
 from pyctl.requests.reply_options import ReplyOptions
 from pyctl.server.app_state import HttpService
 from pyctl.server.http import JsonResponse
-from pyctl.server.middleware import sees_texts
+from pyctl.server.middleware import may_read_prompts
 from pyctl.server.reply_json import settings_json, without_long
 
 __all__ = ["act", "sequence_json", "show"]
@@ -42,7 +42,7 @@ async def show(service: HttpService, request: Request) -> Response:
     )
     if request.query_params.get("fail_on_no_slot") and all(view.busy for view in views):
         raise UnavailableError("no slot available")
-    may_see = sees_texts(request, service.shared.settings)
+    may_see = may_read_prompts(request, service.shared.settings)
     return JsonResponse(
         [sequence_json(service, view if may_see else _in_blocks(view)) for view in views]
     )
@@ -115,7 +115,10 @@ def sequence_json(service: HttpService, view: SequenceView) -> dict[str, Any]:
         ],
     }
     if debug:
-        shown |= {"prompt": service.text_of(view.prompt), "generated": service.text_of(view.reply)}
+        shown |= {
+            "prompt": service.readable(view.prompt),
+            "generated": service.readable(view.reply),
+        }
     return shown
 
 

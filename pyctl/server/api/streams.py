@@ -9,9 +9,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from pyctl.errors import LoadingError, RequestError
 from pyctl.requests.body_reader import at_most
 from pyctl.requests.json_text import parse_object
-from pyctl.requests.request_pool import until_left
+from pyctl.requests.request_pool import run_until_disconnect
 from pyctl.server.http import JsonResponse
-from pyctl.server.kept_streams import key_of, send_stream
+from pyctl.server.kept_streams import send_stream, stream_key
 from pyctl.server.models import Models
 from pyctl.settings.limit import limit
 
@@ -25,7 +25,7 @@ async def resume(models: Models, request: Request) -> ASGIApp:
     """Answer GET /v1/stream?conv_id=ID&from=N: its bytes from N on. Raises RequestError;
     LoadingError before the stream starts.
     """
-    stream = models.shared.streams.get(key_of(request, request.query_params.get("conv_id", "")))
+    stream = models.shared.streams.get(stream_key(request, request.query_params.get("conv_id", "")))
     value = request.query_params.get("from", "0") or "0"
     if not (value.isascii() and value.isdecimal() and len(value) <= _MAX_DIGITS):
         raise RequestError("Invalid 'from' offset")
@@ -37,7 +37,7 @@ async def resume(models: Models, request: Request) -> ASGIApp:
         return Response(media_type="text/event-stream")
 
     async def resumed(scope: Scope, receive: Receive, send: Send) -> None:
-        await until_left(
+        await run_until_disconnect(
             receive, send_stream(stream, int(value), send)
         )  # a client that leaves changes nothing
 
@@ -48,7 +48,7 @@ async def end(models: Models, request: Request) -> Response:
     """Answer DELETE /v1/stream?conv_id=ID: end the work of a kept stream and forget it, if it
     exists.
     """
-    models.shared.streams.drop(key_of(request, request.query_params.get("conv_id", "")))
+    models.shared.streams.drop(stream_key(request, request.query_params.get("conv_id", "")))
     return Response(status_code=204, media_type="application/json")
 
 
@@ -64,7 +64,9 @@ async def find(models: Models, request: Request) -> Response:
     )
     at_most(_MAX_IDS, len(names), "conversation_ids", "ids")
     kept_streams = [
-        each for name in names for each in models.shared.streams.named(key_of(request, name))
+        each
+        for name in names
+        for each in models.shared.streams.find_variants(stream_key(request, name))
     ]
     return JsonResponse(
         [

@@ -85,7 +85,7 @@ def _detokenize(service: HttpService, values: Mapping[str, Any]) -> dict[str, An
     ids = [token for token in tokens if isinstance(token, int)]
     if len(ids) != len(tokens):
         raise RequestError("'tokens' must be a list of token ids")
-    return {"content": service.text_of(ids)}
+    return {"content": service.readable(ids)}
 
 
 def _readable(piece: bytes) -> str | list[int]:
@@ -108,7 +108,7 @@ async def n_input_tokens(
 
     def count(fetched: Fetched) -> int:
         chat = prepare_chat(
-            service, ConversationBody.of(chat_of(parse_object(body))), fetched=fetched
+            service, ConversationBody.from_json(chat_of(parse_object(body))), fetched=fetched
         )
         check_chars(chat.text, service.info.n_ctx)
         return chat.n_tokens

@@ -34,7 +34,7 @@ N = 64
 
 
 def prompt_of(n: int, *, n_ids: int = 60) -> Prompt:
-    return Prompt.of(np.random.default_rng(3).integers(1, n_ids, n), [40])
+    return Prompt.from_ids(np.random.default_rng(3).integers(1, n_ids, n), [40])
 
 
 def prewarm(engine: Engine, prompt: Prompt) -> RequestHandle:
@@ -60,7 +60,7 @@ def test_a_batch_that_is_broken_off_is_evaluated_later(kind: str) -> None:
             assert (seq.n, backend.is_preempt_wanted) == (before, False)
             assert engine.step()
             assert seq.n > before
-    other = ask(engine, Prompt.of(np.full(30, 7)), 3)
+    other = ask(engine, Prompt.from_ids(np.full(30, 7)), 3)
     assert other.error is None
     run_all(engine)
     assert collect(handle).done is not None

@@ -29,7 +29,7 @@ def test_fifty_turns_in_four_branches(open_model: Callable[..., Loaded]) -> None
     while engine.prefix_cache.device.copies.copy_one():
         pass
     check_invariants(engine.prefix_cache.cache)
-    engine.prefix_cache.cache.ends.clear()
+    engine.prefix_cache.cache.prompt_ends.clear()
     check_invariants(engine.prefix_cache.cache)
 
     positions = set()

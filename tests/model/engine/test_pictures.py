@@ -68,7 +68,7 @@ def encoder_of(loaded: Loaded) -> ImageEncoder:
 def picture_file(
     width: int = 512, height: int = 416, seed: int = 0, kind: str = "bmp"
 ) -> ImageFile:
-    return ImageFile.of(image_bytes(width, height, kind, seed=seed))
+    return ImageFile.parse(image_bytes(width, height, kind, seed=seed))
 
 
 A = picture_file(seed=1)
@@ -222,11 +222,11 @@ def test_a_file_that_cannot_be_decoded_is_refused_at_once(opened: Open) -> None:
     at = data.index(b"IDAT") + 6
     data[at : at + 100] = b"\xff" * 100
     with pytest.raises(RequestError, match="the PNG image is broken"):
-        images.picture(ImageFile.of(bytes(data)))
+        images.picture(ImageFile.parse(bytes(data)))
     data = bytearray(image_bytes(320, 200, "webp", seed=9)[:3000])
     data[4:8] = (len(data) - 8).to_bytes(4, "little")
     with pytest.raises(RequestError, match="the WEBP image is broken"):
-        images.picture(ImageFile.of(bytes(data)))
+        images.picture(ImageFile.parse(bytes(data)))
 
 
 def test_two_conversations_share_the_cells(opened: Open) -> None:

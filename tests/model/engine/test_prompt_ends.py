@@ -23,7 +23,7 @@ from tests.unit.engine.drive import AtOnce, Reply, ask, cold, collect, empty, re
 
 
 def prompt_of(seed: int, n: int, boundaries: tuple[int, ...] = ()) -> Prompt:
-    return Prompt.of(np.random.default_rng(seed).integers(1, 60, n), boundaries)
+    return Prompt.from_ids(np.random.default_rng(seed).integers(1, 60, n), boundaries)
 
 
 def n_evaluated(reply: Reply) -> int:
@@ -52,7 +52,7 @@ def test_an_equal_prompt_evaluates_nothing(kind: str, exact: bool, can_hold: boo
     assert n_evaluated(back) == 0
     assert back.tokens == expected
     assert ask(engine, prompt, 0).tokens == []
-    longer = Prompt.of([*prompt.tokens.tolist(), 5, 6, 7], (120, 290))
+    longer = Prompt.from_ids([*prompt.tokens.tolist(), 5, 6, 7], (120, 290))
     exactly = cold(backend, longer, 12).tokens if exact else None
     engine = Engine(backend, RamCache(0, None), settings)
     ask(engine, prompt, 20)
@@ -80,9 +80,9 @@ def test_raw_text_that_grows_evaluates_what_is_new(
         tokens[:243],
     ]
     prompts.append([*tokens[:236], 1, 3, 4])
-    expected = [cold(backend, Prompt.of(prompt), 5, settings).tokens for prompt in prompts]
+    expected = [cold(backend, Prompt.from_ids(prompt), 5, settings).tokens for prompt in prompts]
     engine = Engine(backend, RamCache(0, None), settings)
-    replies = [ask(engine, Prompt.of(prompt), 5) for prompt in prompts]
+    replies = [ask(engine, Prompt.from_ids(prompt), 5) for prompt in prompts]
     if exact:
         assert [reply.tokens for reply in replies] == expected
         assert sum(map(n_evaluated, replies[1:])) > 100
@@ -129,11 +129,11 @@ def test_a_full_cache_gives_up_nothing_for_an_end_that_nobody_may_want() -> None
     engine = Engine(backend, cache, EngineSettings())
     first = prompt_of(6, 300, (100, 290))
     ask(engine, first)
-    assert len(cache.ends) == 1
+    assert len(cache.prompt_ends) == 1
     names = {snapshot.prefix.name for snapshot in cache.snapshots()}
     cache.budget.limit = cache.n_bytes
     ask(engine, prompt_of(7, 300, (100, 290)))
-    assert PromptMatch(first.tokens).prefix(300) not in {end.prefix for end in cache.ends}, (
+    assert PromptMatch(first.tokens).prefix(300) not in {end.prefix for end in cache.prompt_ends}, (
         "it is the first to leave"
     )
     assert cache.n_bytes <= cache.budget.limit
@@ -150,7 +150,7 @@ def test_an_end_far_behind_the_last_batch_takes_room_that_others_have() -> None:
     engine = Engine(backend, cache, EngineSettings(min_step=0))
     for seed in range(8, 12):
         ask(engine, prompt_of(seed, 400, (200,)))
-    cache.ends.clear()
+    cache.prompt_ends.clear()
     cache.budget.limit = cache.n_bytes
     raw = prompt_of(12, 400, (200,))
     ask(engine, raw)
@@ -165,9 +165,9 @@ def test_a_snapshot_that_is_dropped_takes_the_ends_behind_it_along() -> None:
     for seed in (30, 31):
         ask(engine, prompt_of(seed, 300, (100, 290)))
     assert admin.view().result().n_ends == 2
-    one, other = list(cache.ends)
+    one, other = list(cache.prompt_ends)
     assert admin.drop(one.prefix.name), "by the name that timings gave it"
-    assert list(cache.ends) == [other]
+    assert list(cache.prompt_ends) == [other]
     stem = next(
         each
         for each in cache.snapshots()
@@ -183,7 +183,7 @@ def test_no_more_than_the_ends_of_the_last_prompts_are_kept() -> None:
     engine = Engine(FakeBackend(), cache, EngineSettings())
     for seed in range(40, 52):
         ask(engine, prompt_of(seed, 150, (100, 140)))
-    assert len(cache.ends) == MAX_ENDS
+    assert len(cache.prompt_ends) == MAX_ENDS
     assert n_evaluated(ask(engine, prompt_of(51, 150, (100, 140)))) == 0
     assert n_evaluated(ask(engine, prompt_of(40, 150, (100, 140)))) > 0
 
@@ -194,11 +194,11 @@ def test_a_look_at_what_matches_changes_no_order_and_a_use_does() -> None:
     prompts = [prompt_of(seed, 150, (100, 140)) for seed in (60, 61, 62)]
     for prompt in prompts:
         ask(engine, prompt)
-    before = list(cache.ends)
+    before = list(cache.prompt_ends)
     assert engine.prefix_cache.prefetch.n_ready(prompts[0], [150], engine.sequences[0]) == 150
-    assert list(cache.ends) == before
+    assert list(cache.prompt_ends) == before
     assert n_evaluated(ask(engine, prompts[0])) == 0
-    assert list(cache.ends) == [*before[1:], before[0]]
+    assert list(cache.prompt_ends) == [*before[1:], before[0]]
 
 
 def test_rows_that_leave_the_device_take_the_ends_with_them() -> None:
@@ -213,7 +213,7 @@ def test_rows_that_leave_the_device_take_the_ends_with_them() -> None:
     for _ in range(2):
         for prompt, tokens in zip(prompts, expected, strict=True):
             assert ask(engine, prompt, 10).tokens == tokens
-            for end in list(cache.ends):
+            for end in list(cache.prompt_ends):
                 assert all(each.held is not None or each.rows.size for each in end.chain)
             assert cache.n_bytes <= 40_000
 
@@ -270,8 +270,10 @@ def test_an_end_that_cannot_be_kept_leaves_nothing_on_the_device(
 
     monkeypatch.setattr(backend, "output", Mock(side_effect=MemoryError))
     assert ask(engine, prompt_of(20, 300), 4).done is not None
-    assert not len(cache.ends)
+    assert not len(cache.prompt_ends)
     ask(engine, prompt_of(21, 50), 4)
-    assert backend.memory.cells.n_held >= 256, "no sequence has the cells of its snapshots now"
+    assert backend.memory.cells.n_held_cells >= 256, (
+        "no sequence has the cells of its snapshots now"
+    )
     cache.clear()
-    assert backend.memory.cells.n_held == 0
+    assert backend.memory.cells.n_held_cells == 0

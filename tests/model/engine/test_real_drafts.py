@@ -79,7 +79,7 @@ def drafting(open_model: Callable[..., Loaded]) -> Callable[..., LlamaBackend]:
 
 def prompt_for(backend: LlamaBackend, seed: int, n: int = 90) -> Prompt:
     tokens = np.random.default_rng(seed).integers(20, 220, n)
-    return Prompt.of(tokens, [n // 2, n - 4])
+    return Prompt.from_ids(tokens, [n // 2, n - 4])
 
 
 def reply_of(

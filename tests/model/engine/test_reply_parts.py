@@ -32,7 +32,10 @@ PLACES = {
 
 def chat(engine: Engine, tokens: list[int], n: int = 0) -> Reply:
     return ask(
-        engine, Prompt.of(tokens, (41, 96)), n, sampling=Sampling(temperature=0.0, ignore_eos=True)
+        engine,
+        Prompt.from_ids(tokens, (41, 96)),
+        n,
+        sampling=Sampling(temperature=0.0, ignore_eos=True),
     )
 
 

@@ -108,7 +108,7 @@ def test_a_history_that_became_shorter_than_its_snapshot(
     """
     long = chat((1, 360), (2, 300), (3, 240))
     short = chat((1, 360), (2, 300))
-    shorter = Prompt.of(long.tokens[:400], [b for b in long.boundaries if b < 400])
+    shorter = Prompt.from_ids(long.tokens[:400], [b for b in long.boundaries if b < 400])
     expect(backend, long, short, shorter)
     backend.memory.clear(0)
     engine = engine_of(backend, 8)

@@ -21,7 +21,9 @@ PROBS = tuple((token, -1.0) for token in range(21))
 def test_a_reply_that_nobody_reads_ends() -> None:
     engine = Engine(FakeBackend(n_ctx=16384), RamCache(4, None), EngineSettings())
     sampling = Sampling(temperature=0.0, ignore_eos=True)
-    handle = RequestHandle(request(Prompt.of(range(1, 50)), 16000, sampling=sampling, n_probs=20))
+    handle = RequestHandle(
+        request(Prompt.from_ids(range(1, 50)), 16000, sampling=sampling, n_probs=20)
+    )
     engine.submit(handle)
     steps = 0
     while engine.step():
@@ -35,7 +37,7 @@ def test_a_reply_that_nobody_reads_ends() -> None:
 
 
 def test_a_reply_that_is_read_may_be_as_long_as_it_likes() -> None:
-    handle = RequestHandle(request(Prompt.of([1, 2])))
+    handle = RequestHandle(request(Prompt.from_ids([1, 2])))
     for _ in range(20):
         for _ in range(MAX_UNREAD // 50):
             handle.put(Piece("a", (1,), (PROBS,)))

@@ -66,7 +66,7 @@ def test_broken_files_harm_nobody(
     encoder: ImageEncoder, data: bytes, changes: list[Change]
 ) -> None:
     with contextlib.suppress(RequestError):
-        file = ImageFile.of(broken(data, changes))
+        file = ImageFile.parse(broken(data, changes))
         picture = encoder.picture(file)
         assert picture.n_tokens <= 16 + 2
         assert (file.width, file.height) <= (32_768, 32_768)
@@ -74,7 +74,7 @@ def test_broken_files_harm_nobody(
 
 def test_files_that_are_whole_are_seen(encoder: ImageEncoder) -> None:
     for data in FILES:
-        assert encoder.picture(ImageFile.of(data)).n_tokens >= 1
+        assert encoder.picture(ImageFile.parse(data)).n_tokens >= 1
 
 
 @pytest.mark.parametrize(
@@ -84,4 +84,4 @@ def test_what_libmtmd_would_take_for_sound_or_film_never_gets_there(
     encoder: ImageEncoder, data: bytes
 ) -> None:
     with pytest.raises(RequestError, match="only PNG"):
-        ImageFile.of(data)
+        ImageFile.parse(data)

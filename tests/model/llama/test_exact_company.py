@@ -218,7 +218,7 @@ def test_a_sequence_from_a_file(
     admin_of(engine).save(0, tmp_path / "unknown")
     engine = engine_on(backend_of(shape))
     assert admin_of(engine).restore(0, tmp_path / "unknown").result().n_tokens > 300
-    assert engine.sequences[0].ends == []
+    assert engine.sequences[0].batch_ends == []
     check_alone(engine, NEXT)
 
 

@@ -165,7 +165,7 @@ def test_a_restart_with_a_change_restores_nothing_of_before(
     tmp_path: Path, model: Callable[[str], Path], change: str
 ) -> None:
     name, before, after = CHANGES[change]
-    if change == "kernels" and not Resolved.of(ModelSettings()).model.repack:
+    if change == "kernels" and not Resolved.from_settings(ModelSettings()).model.repack:
         pytest.skip("no weights are rearranged on a CPU with AMX")
     asked(tmp_path, model(name), **before)
     same, plain = asked(tmp_path, model(name), **before)
@@ -247,6 +247,6 @@ def test_layers_are_split_between_gpus_the_same_at_every_start(
 
     monkeypatch.setattr(fit, "devices", lambda: (Gpu("CUDA0"), Gpu("CUDA1")))
     layers = ("CUDA0",) * 3 + ("CUDA1",) * 5
-    assert fit.split_of(layers, ModelSettings()) == (3.0, 5.0)
-    assert fit.split_of(("CUDA0",) * 8, ModelSettings()) == ()
-    assert fit.split_of(layers, ModelSettings(split_mode="row")) == ()
+    assert fit.layer_shares(layers, ModelSettings()) == (3.0, 5.0)
+    assert fit.layer_shares(("CUDA0",) * 8, ModelSettings()) == ()
+    assert fit.layer_shares(layers, ModelSettings(split_mode="row")) == ()

@@ -130,13 +130,13 @@ def test_a_memory_without_movable_rows_is_saved_whole(model_path: Callable[[str]
     with pytest.raises(ValueError, match="no rows that could be moved"):
         backend.memory.kv.rows_size(0, 10)
     rng = np.random.default_rng(0)
-    first, second = (Prompt.of(rng.integers(0, 250, 500), [200, 300, 480]) for _ in range(2))
+    first, second = (Prompt.from_ids(rng.integers(0, 250, 500), [200, 300, 480]) for _ in range(2))
     expected = [cold(backend, prompt, 12).tokens for prompt in (first, second)]
     engine = Engine(backend, RamCache(8, None), EngineSettings(exact=True))
     for _ in range(2):
         assert [ask(engine, prompt, 12).tokens for prompt in (first, second)] == expected
     assert ask(engine, first, 12).done.stats.n_cached == 500
-    longer = Prompt.of([*first.tokens, *rng.integers(0, 250, 100)], [200, 300, 480])
+    longer = Prompt.from_ids([*first.tokens, *rng.integers(0, 250, 100)], [200, 300, 480])
     reply = ask(engine, longer, 12)
     assert reply.done.stats.n_cached == 480
     assert reply.tokens == cold(backend, longer, 12).tokens
@@ -162,7 +162,7 @@ def test_closed_and_opened_again_it_is_the_same(
     )
     loaded = load(settings)
     backend = loaded.backend
-    prompt = Prompt.of(range(120), [100])
+    prompt = Prompt.from_ids(range(120), [100])
     engine = Engine(backend, RamCache(8, None), EngineSettings(exact=True))
     first = ask(engine, prompt)
     vector = backend.embed(as_tokens([1, 2, 3]))

@@ -134,7 +134,7 @@ def test_ways_of_loading(opened: Callable[..., Loaded]) -> None:
 
 def test_a_dry_run_holds_no_weights(model_path: Callable[[str], Path]) -> None:
     path = model_path("tiny-hybrid")
-    with dry_run(Resolved.of(ModelSettings(path=str(path)))) as run:
+    with dry_run(Resolved.from_settings(ModelSettings(path=str(path)))) as run:
         assert sum(run.tensors.values()) == pytest.approx(path.stat().st_size, rel=0.05)
         assert run.n_layers == SHAPES["tiny-hybrid"].num_layers
 
@@ -144,7 +144,7 @@ def test_copies_that_hold_up_evaluation_are_told_once(caplog: pytest.LogCaptureF
     host = Place("host", False, Usage(weights=5), 100)
     for places, expected in (((*gpus, host), ["CUDA0 and CUDA1"]), ((host,), [])):
         caplog.clear()
-        loader._note_blocking_copies(MemoryPlan(512, 1, 1.0, 1, places))
+        loader._warn_of_blocking_copies(MemoryPlan(512, 1, 1.0, 1, places))
         assert [message.split(" are on ")[1] for message in caplog.messages] == expected
 
 

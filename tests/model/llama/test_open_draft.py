@@ -27,7 +27,7 @@ def opened(model_path: Callable[[str], Path]) -> Iterator[Opened]:
 
     def get(name: str, **drafts: Any) -> tuple[DraftModel | None, list[int]]:
         settings = ModelSettings(path=str(model_path(name)), n_ctx=512, n_ubatch=64, n_threads=1)
-        resolved = Resolved.of(settings, DraftSettings(**drafts))
+        resolved = Resolved.from_settings(settings, DraftSettings(**drafts))
         params = ModelParams(resolved.model, with_head=resolved.drafts.uses_own_head)
         trunk = load_model(resolved.path, params)
         ctx = make_context(trunk, resolved.model, context_params(resolved, 512))

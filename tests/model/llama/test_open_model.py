@@ -19,7 +19,7 @@ from pyctl.prompt import as_tokens
 @pytest.fixture
 def resolved(model_path: Callable[[str], Path]) -> Resolved:
     path = str(model_path("tiny-dense"))
-    return Resolved.of(ModelSettings(path=path, n_ctx=512, n_ubatch=64, n_threads=1))
+    return Resolved.from_settings(ModelSettings(path=path, n_ctx=512, n_ubatch=64, n_threads=1))
 
 
 def test_the_vocabulary_is_read_beside_the_weights(resolved: Resolved) -> None:

@@ -216,7 +216,7 @@ def test_a_batch_that_is_broken_off_leaves_nothing(opened: Opened, n_beats: int)
 
     expected = again()
     assert backend.control.can_preempt
-    backend.control.allow(True)
+    backend.control.allow_preemption(True)
     wanted = backend.control.heartbeat + n_beats
     other = threading.Thread(target=break_off)
     other.start()
@@ -226,7 +226,7 @@ def test_a_batch_that_is_broken_off_leaves_nothing(opened: Opened, n_beats: int)
     finally:
         other.join()
         backend.control.preempt(False)
-        backend.control.allow(False)
+        backend.control.allow_preemption(False)
     assert again() == expected
 
 
@@ -239,7 +239,7 @@ def test_a_context_may_be_smaller_than_the_trial(model_path: Callable[[str], Pat
     loaded.backend.facts = replace(loaded.backend.facts, is_async=True)
     Engine(
         loaded.backend, RamCache(1, 0), EngineSettings()
-    ).prepare()  # no more than there is room for
+    ).warm_up()  # no more than there is room for
     assert loaded.backend.memory.cells.n_tokens(0) == 0
     loaded.backend.unload()
 

@@ -26,7 +26,7 @@ HEAD = np.random.default_rng(0).integers(1, 250, 130)
 def prompt_of(messages: list[int]) -> Prompt:
     """Return a head that all conversations share, and messages of 60 to 140 tokens."""
     parts = [np.random.default_rng(seed).integers(1, 250, 60 + seed % 81) for seed in messages]
-    return Prompt.of(
+    return Prompt.from_ids(
         np.concatenate([HEAD, *parts]),
         [130, *(130 + np.cumsum([part.size for part in parts])).tolist()],
     )
@@ -47,7 +47,7 @@ def check(engine: Engine, backend: LlamaBackend) -> None:
         "rows are held for the cache alone"
     )
     assert all(segment.held is not None or segment.rows.size for segment in cache.segments())
-    assert engine.cells.n_used + backend.memory.cells.n_held <= backend.facts.n_cells
+    assert engine.cells.n_used + backend.memory.cells.n_held_cells <= backend.facts.n_cells
 
 
 SHAPES = [

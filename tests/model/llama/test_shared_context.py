@@ -27,7 +27,7 @@ ENDLESS = Sampling(temperature=0.0, ignore_eos=True)
 
 
 def prompt_of(seed: int, n: int) -> Prompt:
-    return Prompt.of(np.random.default_rng(seed).integers(1, 250, n), [n // 2, n - 4])
+    return Prompt.from_ids(np.random.default_rng(seed).integers(1, 250, n), [n // 2, n - 4])
 
 
 def fresh(backend: LlamaBackend, **options: object) -> Engine:
@@ -75,7 +75,7 @@ def test_a_suspended_sequence_comes_back_to_the_byte(open_model: Callable[..., L
     assert engine.sequences[0].n == 0
     engine.scheduler.admit()
     assert engine.running == [active]
-    assert active.kept is None
+    assert active.suspended_snapshot is None
     seq = active.seq.id
     assert (
         backend.memory.save_rows(seq, 0, n).block.tobytes(),

@@ -203,7 +203,7 @@ def test_a_crafted_state_is_refused_or_loaded(
     state = mutated(saved_state(backend), data)
     n = data.draw(st.one_of(st.just(N), st.sampled_from(ODD)))
     with suppress(StateError, OutOfCellsError, OverflowError):
-        backend.memory.restore(0, n, (), State.of(state))
+        backend.memory.restore(0, n, (), State.from_parts(state))
     goes_on(backend)
 
 
@@ -237,7 +237,7 @@ def test_a_crafted_state_of_the_library_itself_is_refused_or_loaded(
     state = mutated(saved_state(opaque), data)
     opaque.memory.clear(0)
     with suppress(StateError, OutOfCellsError):
-        opaque.memory.restore(0, N, (), State.of(state))
+        opaque.memory.restore(0, N, (), State.from_parts(state))
     goes_on(opaque)
 
 
@@ -261,7 +261,7 @@ def test_a_state_that_is_no_number_does_not_outlive_its_sequence(
     backend.memory.clear(0)
     if kind == "hybrid":
         backend.evaluate(0, as_tokens(range(N)), 0)
-    backend.memory.restore(0, N, (), State.of(state))
+    backend.memory.restore(0, N, (), State.from_parts(state))
     backend.evaluate(0, as_tokens([5]), N)
     assert np.isnan(backend.logits(0)).any(), "the state was of no consequence"
     goes_on(backend)

@@ -59,7 +59,7 @@ def test_fields_of_a_later_release_come_back_as_they_were(bindings: Any, tmp_pat
     command = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(path)]
     subprocess.run(command, input=source, text=True, check=True)
     library = ctypes.CDLL(str(path))
-    library.make.restype = extension.widened(bindings)
+    library.make.restype = extension.with_trailing_space(bindings)
     library.take.restype = ctypes.c_long
     library.take.argtypes = [ctypes.c_void_p, bindings]
     assert library.take(None, library.make()) == 123456789

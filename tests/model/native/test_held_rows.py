@@ -93,7 +93,7 @@ def test_two_conversations_in_turn_equal_cold_runs(backend: LlamaBackend) -> Non
         backend.memory.clear(0)
     for tokens in prompts:
         run(backend, tokens[:n])
-        held.append(backend.memory.cells.hold(0, 0, n))
+        held.append(backend.memory.cells.hold_rows(0, 0, n))
         states.append(backend.memory.save_state(0, n))
         backend.memory.clear(0)
     assert backend.memory.cells.n_free == N_CELLS - 2 * n
@@ -126,7 +126,7 @@ def test_places_change_where_no_cell_is_free(backend: LlamaBackend, short: int) 
     blocks = []
     for seq, n in enumerate(sizes):
         run(backend, tokens_of(seq, n), seq=seq)
-        held.append(backend.memory.cells.hold(seq, 0, n))
+        held.append(backend.memory.cells.hold_rows(seq, 0, n))
         blocks.append(saved_block(backend, seq, 0, n))
     for seq in (0, 1):
         backend.memory.clear(seq)
@@ -165,7 +165,7 @@ def test_a_conversation_takes_over_the_cells_of_another(backend: LlamaBackend) -
         )
         rows = cold[0]
         state = backend.memory.save_state(0, end)
-        held = backend.memory.cells.hold(0, 0, end)
+        held = backend.memory.cells.hold_rows(0, 0, end)
         backend.memory.clear(0)
         backend.evaluate(0, tokens_of(9, 1), 0)  # elsewhere for a while
         for source in (held, rows):
@@ -196,7 +196,7 @@ def test_a_few_free_cells_are_enough(backend: LlamaBackend) -> None:
     backend.memory.clear(0)
     run(backend, tokens_of(2, N_CELLS - n))
     block = saved_block(backend, 0, 0, N_CELLS - n)
-    held = backend.memory.cells.hold(0, 0, N_CELLS - n)
+    held = backend.memory.cells.hold_rows(0, 0, N_CELLS - n)
     backend.memory.clear(0)
     backend.memory.restore(0, 0, [(Rows(small), 0, n)])
     assert backend.memory.cells.n_free == 0
@@ -217,7 +217,7 @@ def test_what_is_evaluated_finds_its_cells_ready(backend: LlamaBackend) -> None:
     """
     n = 300
     run(backend, tokens_of(1, n))
-    held = backend.memory.cells.hold(0, 0, n)
+    held = backend.memory.cells.hold_rows(0, 0, n)
     block = saved_block(backend, 0, 0, n)
     backend.memory.clear(0)
     backend.evaluate(0, tokens_of(2, 1), 0)
@@ -236,7 +236,7 @@ def test_an_evaluation_that_is_stopped_leaves_held_rows(open_model: Callable[...
     backend = open_model("tiny-hybrid", n_ctx=N_CELLS, n_ubatch=BATCH).backend
     n = 2 * BATCH
     run(backend, tokens_of(1, n))
-    held = backend.memory.cells.hold(0, 0, n)
+    held = backend.memory.cells.hold_rows(0, 0, n)
     block = saved_block(backend, 0, 0, n)
     backend.memory.clear(0)
     backend.control.interrupt()
@@ -251,15 +251,15 @@ def test_rows_that_are_not_there_cannot_be_held(backend: LlamaBackend) -> None:
     run(backend, tokens_of(1, BATCH))
     for first, last in ((0, BATCH + 1), (BATCH, BATCH + 1), (5, 5), (6, 5), (-1, 3)):
         with pytest.raises(StateError):
-            backend.memory.cells.hold(0, first, last)
-    held = backend.memory.cells.hold(0, 10, 20)
+            backend.memory.cells.hold_rows(0, first, last)
+    held = backend.memory.cells.hold_rows(0, 10, 20)
     for first, last in ((9, 12), (12, 21), (15, 15)):
         with pytest.raises(StateError):
             backend.memory.cells.fetch(held, first, last)
         with pytest.raises(StateError):
             backend.memory.restore(1, first, [(Rows(held), first, last)])
     backend.memory.cells.release(held)
-    assert backend.memory.cells.n_own(held, 10, 20) == 0
+    assert backend.memory.cells.n_exclusive_cells(held, 10, 20) == 0
 
 
 @dataclass
@@ -370,15 +370,15 @@ class Machine:
             self.model.seqs[seq] += self.model.new(count)
             self.remember(seq, first)
 
-    def hold(self, seq: int, first: int, last: int) -> None:
+    def hold_rows(self, seq: int, first: int, last: int) -> None:
         if first < last:
-            held = self.backend.memory.cells.hold(seq, first, last)
+            held = self.backend.memory.cells.hold_rows(seq, first, last)
             self.model.held[held] = (first, self.model.seqs[seq][first:last])
 
     def release(self, held: DeviceRows) -> None:
         first, rows = self.model.held.pop(held)
         others = self.model.kept | self.model.live
-        assert self.backend.memory.cells.n_own(held, first, first + len(rows)) == sum(
+        assert self.backend.memory.cells.n_exclusive_cells(held, first, first + len(rows)) == sum(
             row not in others for row in rows
         )
         self.backend.memory.cells.release(held)
@@ -457,12 +457,12 @@ def test_rows_from_ram_find_the_cells_that_later_rows_leave(
     )
     backend.memory.clear(0)
     backend.memory.restore(0, 0, [(Rows(others), 0, n), (Rows(rest), n, 2 * n)])
-    held_rest = backend.memory.cells.hold(0, n, 2 * n)
+    held_rest = backend.memory.cells.hold_rows(0, n, 2 * n)
     backend.memory.rewind(0, n)
     backend.memory.restore(
         0, n, [(Rows(between), n, 2 * n)]
     )  # in the cells of what is held, which moves up
-    held_others = backend.memory.cells.hold(0, 0, n)
+    held_others = backend.memory.cells.hold_rows(0, 0, n)
     backend.memory.rewind(0, 0)
     assert backend.memory.cells.n_free == n
     backend.memory.restore(0, 0, [(Rows(wanted), 0, n), (Rows(held_rest), n, 2 * n)])
@@ -527,7 +527,7 @@ def test_any_order_of_calls_keeps_all_rows(backend: LlamaBackend, data: st.DataO
                 )
             elif what == "hold":
                 first = data.draw(st.integers(0, n))
-                machine.hold(seq, first, data.draw(st.integers(first, n)))
+                machine.hold_rows(seq, first, data.draw(st.integers(first, n)))
             elif what == "load" and model.held:
                 held = data.draw(st.sampled_from(list(model.held)))
                 first, rows = model.held[held]

@@ -233,7 +233,7 @@ def test_held_rows_come_back_beside_others(backend: LlamaBackend) -> None:
     for talk in talks:
         backend.memory.clear(0)
         talk.run(backend, [end for end in talk.ends() if end <= n])
-        helds.append(backend.memory.cells.hold(0, 0, n))
+        helds.append(backend.memory.cells.hold_rows(0, 0, n))
         states.append(backend.memory.save_state(0, n))
         saved = backend.memory.save_rows(0, 0, n).block
         fetched = backend.memory.cells.fetch(helds[-1], 0, n)
@@ -336,10 +336,10 @@ def test_drafts_behind_an_image_are_taken_back(drafting: LlamaBackend) -> None:
     backend = drafting
     talk = MixedText(8, 20, (6, 4), 10)
     n = talk.n
-    n_planes = backend.facts.n_rollback
-    assert n_planes >= 2
+    n_state_history = backend.facts.n_rollback
+    assert n_state_history >= 2
     found = []
-    for n_drafts, is_marked in ((n_planes, False), (n_planes + 2, True)):
+    for n_drafts, is_marked in ((n_state_history, False), (n_state_history + 2, True)):
         for wrong in (7, 8):
             backend.memory.clear(0)
             talk.run(backend, talk.ends())

@@ -59,7 +59,7 @@ def open_lagging(
 
 
 def prompt(seed: int, n: int = 300) -> Prompt:
-    return Prompt.of(np.random.default_rng(seed).integers(0, 250, n), [n // 3, 2 * n // 3])
+    return Prompt.from_ids(np.random.default_rng(seed).integers(0, 250, n), [n // 3, 2 * n // 3])
 
 
 def live_bytes() -> int:

@@ -357,7 +357,7 @@ class TestRefusals:
             )
         with pytest.raises(StateError, match=r"a state has \d+ bytes"):
             ready[0].memory.restore(
-                0, 300, (), State.of(ready[0].memory.save_state(0, 300).recurrent[:-4])
+                0, 300, (), State.from_parts(ready[0].memory.save_state(0, 300).recurrent[:-4])
             )
 
     def test_readonly_and_strided_buffers(self, ready: Ready) -> None:
@@ -408,12 +408,14 @@ class TestRefusals:
         with pytest.raises(StateError, match="ends at 300"):
             backend.memory.restore(0, 100, [(Rows(rows), 100, 300)], state)
         with pytest.raises(StateError, match="not a block of kind"):
-            backend.memory.restore(0, 300, [(Rows(rows), 300, 300)], State.of(rows))
+            backend.memory.restore(0, 300, [(Rows(rows), 300, 300)], State.from_parts(rows))
 
     def test_states_for_rows_and_noise(self, ready: Ready) -> None:
         backend = ready[0]
         with pytest.raises(StateError, match="not a block of kind"):
-            backend.memory.restore(0, 300, (), State.of(backend.memory.save_rows(0, 0, 300).block))
+            backend.memory.restore(
+                0, 300, (), State.from_parts(backend.memory.save_rows(0, 0, 300).block)
+            )
         noise = np.random.default_rng(0).integers(0, 256, 4096).astype(np.uint8)
         with pytest.raises(StateError, match="not a block of kind"):
             backend.memory.restore(0, 300, [(Rows(noise), 300, 310)])
@@ -526,7 +528,7 @@ def test_a_window_is_saved_and_loaded_in_parts(
     backend.memory.clear(0)
     run(backend, tokens, [end for end in ends if end <= n])
     whole = np.empty(memory.state_size(0), np.uint8)
-    form = WindowForm.of(backend.memory.layout)
+    form = WindowForm.from_layout(backend.memory.layout)
     memory.save_state(0, n, whole)
     head = np.empty(form.head, np.uint8)
     first = n - (whole.size - form.head) // form.row_bytes

@@ -240,13 +240,13 @@ def test_drafts_and_marks_leave_what_is_held_and_are_no_different_beside_it(
     n = backend.facts.n_cells - ends - n_free
     for start in range(0, n, 64):
         backend.evaluate(1, tokens(9, n)[start : start + 64], start)
-    other = backend.memory.cells.hold(1, 0, n)
+    other = backend.memory.cells.hold_rows(1, 0, n)
     own_end = N
     before = backend.memory.save_rows(1, 0, n).block
     backend.memory.synchronize()
     backend.memory.clear(1)
     prompt(backend, 0, 1)
-    own = backend.memory.cells.hold(0, 0, own_end)
+    own = backend.memory.cells.hold_rows(0, 0, own_end)
     mine = backend.memory.save_rows(0, 0, own_end).block
     backend.memory.synchronize()
 
@@ -258,7 +258,7 @@ def test_drafts_and_marks_leave_what_is_held_and_are_no_different_beside_it(
 
     assert same(drafted(backend, 3, look), expected)
     assert backend.memory.cells.n_tokens(0) == ends
-    assert backend.memory.cells.n_held == n, "its own rows lie where the sequence has them"
+    assert backend.memory.cells.n_held_cells == n, "its own rows lie where the sequence has them"
     state = backend.memory.save_state(0, ends)
     last = backend.memory.save_rows(0, own_end, ends).block
     backend.memory.synchronize()

@@ -169,7 +169,7 @@ def test_the_library_has_its_own_graph_back(
     made.rows.clear(0)
     assert_same(made.run(tokens, ends=ends), wanted)
     kv_state = KVState(ctypes.cast(backend.ctx, ctypes.c_void_p).value or 0)
-    backend.memory.attach(kv_state, backend.facts, n_planes=0)
+    backend.memory.attach(kv_state, backend.facts, n_state_history=0)
     del kv_state
     backend.memory.store = None
     api.llama_memory_clear(memory, True)

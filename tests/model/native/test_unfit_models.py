@@ -78,7 +78,9 @@ def test_models_that_it_cannot_serve_are_refused(
         store("", resident=[0], path=path)
     settings = ModelSettings(path=str(path), n_ctx=1024, n_threads=1)
     if arch == "llama":
-        assert pool_plan(Resolved.of(settings), PoolSettings(1024)) is None, "it runs without"
+        assert pool_plan(Resolved.from_settings(settings), PoolSettings(1024)) is None, (
+            "it runs without"
+        )
     else:
         with pytest.raises(ModelError, match=why):
             load(settings, pool=PoolSettings(1024))

@@ -133,7 +133,7 @@ def test_a_step_that_does_not_fit_is_skipped_and_told(tmp_path: Path) -> None:
     run = SimpleNamespace(
         shape="tiny-hybrid", results=results, clock=Clock(time.monotonic() + 1, 10.0)
     )
-    server = SimpleNamespace(name="pyctl", ask=lambda *_: pytest.fail("asked all the same"))
+    server = SimpleNamespace(name="pyctl", request=lambda *_: pytest.fail("asked all the same"))
     assert not Visit(run, "base", server).follow(grow(Conversation("a", 1000)))
     assert results.records_of("skipped")[0]["what"] == "pyctl: cold, 1000"
 

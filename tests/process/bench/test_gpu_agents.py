@@ -41,7 +41,7 @@ def test_agents_share_a_head_and_no_more() -> None:
     one, other, again = (Agent(CASES[0], number, options()) for number in (0, 1, 0))
     replies = SimpleNamespace(
         name="pyctl",
-        ask=lambda *_, **__: SimpleNamespace(
+        request=lambda *_, **__: SimpleNamespace(
             text="a", first_ms=1.0, cached=0, evaluated=1, n_predicted=1
         ),
     )
@@ -61,7 +61,7 @@ def test_agents_share_a_head_and_no_more() -> None:
 
 def test_an_agent_asks_again_and_is_lost_in_the_end() -> None:
     agent = Agent(CASES[0], 0, options())
-    server = SimpleNamespace(name="pyctl", ask=Mock(side_effect=OSError("no room")))
+    server = SimpleNamespace(name="pyctl", request=Mock(side_effect=OSError("no room")))
     for _ in range(2):
         agent.turn(server, pause=0.0)  # type: ignore[arg-type]
     assert agent.is_lost

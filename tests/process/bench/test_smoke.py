@@ -70,7 +70,7 @@ def test_a_failed_request_ends_a_measurement() -> None:
     engine = Engine(backend := FakeBackend(), RamCache(4, None), EngineSettings())
     backend.evaluate = Mock(side_effect=EngineError("broken"))
     with pytest.raises(EngineError, match="broken"):
-        answered(engine, Request(Prompt.of([1, 2, 3]), max_tokens=1))
+        answered(engine, Request(Prompt.from_ids([1, 2, 3]), max_tokens=1))
     with pytest.raises(RuntimeError, match="did not end"):
         finished([])
 

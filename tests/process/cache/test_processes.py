@@ -200,7 +200,7 @@ def serve_for_ever(directory: str, first: int, served: ctypes.c_int) -> None:
     served.value = 0
     while True:
         for made in all_snapshots(first):
-            prompt = Prompt.of(made.last_tokens(made.n))
+            prompt = Prompt.from_ids(made.last_tokens(made.n))
             tier.recent.add(prompt)
             tier.write(made)
             tier.flush(30)

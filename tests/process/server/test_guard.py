@@ -18,7 +18,7 @@ from uvicorn.server import ServerState
 
 from pyctl.server.app import create_loading_app
 from pyctl.server.app_state import AppState
-from pyctl.server.guard import KEPT_SECONDS, ConnectionGuard, GuardedProtocol
+from pyctl.server.guard import KEPT_SECONDS, ConnectionGuard, GuardedHttpProtocol
 from pyctl.server.server_settings import ServerSettings
 from tests.process.server.test_run import line, server
 from tests.unit.engine.drive import ManualClock
@@ -214,10 +214,10 @@ def test_a_new_connection_has_all_its_time(monkeypatch: pytest.MonkeyPatch) -> N
         here, there = socket.socketpair()
         with there:
             transport, protocol = await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: GuardedProtocol(guard, config, ServerState()), here
+                lambda: GuardedHttpProtocol(guard, config, ServerState()), here
             )
             clock.advance(60.0)
-            guard.look({protocol})
+            guard.close_slow_clients({protocol})
             is_closed = transport.is_closing()
             transport.abort()
         return is_closed

@@ -15,7 +15,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from pyctl.server.guard import ConnectionGuard, GuardedProtocol
+from pyctl.server.guard import ConnectionGuard, GuardedHttpProtocol
 from tests.unit.server.parts import in_loop
 
 REQUEST = b"POST /%d HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\n{}"
@@ -73,12 +73,12 @@ async def served(app: App, path: str = "") -> AsyncIterator[Any]:
         listening.bind(path or ("127.0.0.1", 0))
         loop = asyncio.get_running_loop()
         server = await loop.create_server(
-            lambda: GuardedProtocol(guard, config, state), sock=listening
+            lambda: GuardedHttpProtocol(guard, config, state), sock=listening
         )
 
         async def look() -> None:
             while True:
-                guard.look(state.connections)
+                guard.close_slow_clients(state.connections)
                 await asyncio.sleep(0.01)
 
         looking = asyncio.ensure_future(look())

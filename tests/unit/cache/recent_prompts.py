@@ -7,22 +7,22 @@ from collections.abc import Sequence
 import numpy as np
 from hypothesis import strategies as st
 
-from pyctl.cache.recent import Recent, RecentMatches, RecentPrompts
+from pyctl.cache.recent import RecentMatches, RecentPrompt, RecentPrompts
 from pyctl.prompt import Prompt, common_prefix
 
 
-def prompts(*texts: str) -> list[Recent]:
-    return [Recent(Prompt.of([int(token) for token in text.split()])) for text in texts]
+def prompts(*texts: str) -> list[RecentPrompt]:
+    return [RecentPrompt(Prompt.from_ids([int(token) for token in text.split()])) for text in texts]
 
 
-def matches(prompt: Prompt, recent: Sequence[Recent] = ()) -> RecentMatches:
+def matches(prompt: Prompt, recent: Sequence[RecentPrompt] = ()) -> RecentMatches:
     return RecentMatches(
         prompt, recent, [common_prefix(one.prompt.tokens, prompt.tokens) for one in recent]
     )
 
 
 def of_length(n: int, *boundaries: int) -> Prompt:
-    return Prompt.of(np.arange(n), boundaries)
+    return Prompt.from_ids(np.arange(n), boundaries)
 
 
 def chat(*lengths: int, seed: str = "", upto: int = 0) -> Prompt:
@@ -34,7 +34,7 @@ def chat(*lengths: int, seed: str = "", upto: int = 0) -> Prompt:
         np.random.default_rng(list(text.encode())).integers(10, 9999, length)
         for text, length in zip(texts, lengths, strict=True)
     ]
-    return Prompt.of(np.concatenate([*parts, np.array([1, 2, 3, 4])]), np.cumsum(lengths))
+    return Prompt.from_ids(np.concatenate([*parts, np.array([1, 2, 3, 4])]), np.cumsum(lengths))
 
 
 tokens = st.lists(st.integers(0, 2), min_size=1, max_size=24)
@@ -44,12 +44,18 @@ boundaries = st.sets(st.integers(1, 23), max_size=6)
 
 
 recents = st.lists(
-    st.builds(lambda t, b, n: Recent(Prompt.of(t, b), n), tokens, boundaries, st.integers(0, 7)),
+    st.builds(
+        lambda t, b, n: RecentPrompt(Prompt.from_ids(t, b), n),
+        tokens,
+        boundaries,
+        st.integers(0, 7),
+    ),
     max_size=6,
 )
 
 
 def contents(log: RecentPrompts) -> list[tuple[list[int], tuple[int, ...], int]]:
     return [
-        (one.prompt.tokens.tolist(), one.prompt.boundaries, one.left) for one in log.newest_first()
+        (one.prompt.tokens.tolist(), one.prompt.boundaries, one.boundaries_remaining)
+        for one in log.newest_first()
     ]

@@ -46,7 +46,7 @@ def snapshot(
     segment = Segment(start, as_tokens(tokens[start:]), rows, parent)
     if is_held:
         segment.held = OnDevice(n - start)
-    state = State.of(np.zeros(STATE, np.uint8))
+    state = State.from_parts(np.zeros(STATE, np.uint8))
     return Snapshot(PromptMatch(tokens).prefix(n), segment, state)
 
 

@@ -32,20 +32,20 @@ class Asked:
 
     prompt: Prompt
     cache_prompt: bool = True
-    sees_texts: bool = True
+    may_read_prompts: bool = True
     disk_policy: DiskPolicy | None = None
     background: bool = False
     after: CacheRequest | None = None
 
 
 def prompt_of(seed: int, n: int = 400, boundaries: Iterable[int] = (100, 250)) -> Prompt:
-    return Prompt.of(np.random.default_rng(seed).integers(1, 60, n), boundaries)
+    return Prompt.from_ids(np.random.default_rng(seed).integers(1, 60, n), boundaries)
 
 
 def longer(prompt: Prompt, seed: int, n: int = 200) -> Prompt:
     """Return ``prompt`` with ``n`` tokens more."""
     more = np.random.default_rng(seed).integers(1, 60, n)
-    return Prompt.of(np.concatenate((prompt.tokens, more)), (*prompt.boundaries, len(prompt)))
+    return Prompt.from_ids(np.concatenate((prompt.tokens, more)), (*prompt.boundaries, len(prompt)))
 
 
 def ends_of(prompt: Prompt) -> list[int]:
@@ -110,7 +110,7 @@ class Steps:
         self.cache.park_previous(self.seq, lookup, stats)
         restored = self.restore(lookup, stats)
         plan = self.cache.plan(lookup, restored, self.seq, stats)
-        for end in lookup.ends:
+        for end in lookup.batch_ends:
             if end > self.seq.n:
                 self.evaluate(prompt.tokens[self.seq.n : end])
                 if end in plan.cuts:

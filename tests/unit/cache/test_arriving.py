@@ -48,7 +48,7 @@ class Reads:
         deepest = made.ram.snapshots()[-1]
         parent = None
         for each in reversed(deepest.chain):
-            parent = Segment(each.start, each.tokens, each.rows, parent, each.ends)
+            parent = Segment(each.start, each.tokens, each.rows, parent, each.batch_ends)
         assert parent is not None
         self.snapshot = Snapshot(deepest.prefix, parent, deepest.state)
         coming: dict[Segment, DiskReads] = {}
@@ -66,7 +66,7 @@ class Reads:
             failed=self.failures.append,
             deferred_reads=later,
         )
-        disk: Any = SimpleNamespace(count_hit=self.hits.append, refuse=self.refused.append)
+        disk: Any = SimpleNamespace(count_hit=self.hits.append, discard=self.refused.append)
         self.candidate = ArrivingCandidate(
             "disk",
             400,
@@ -173,7 +173,7 @@ def test_closing_ends_the_reads_and_releases_the_device() -> None:
     segment = reads.snapshot.segment
     reads.finish_all()
     finish(reads.candidate.load(reads.steps.seq, reads.steps.memory))
-    reads.steps.cache.device.hold(reads.snapshot, reads.steps.seq)
+    reads.steps.cache.device.hold_rows(reads.snapshot, reads.steps.seq)
     assert segment.held is not None
     reads.candidate.close()
     assert segment.held is None

@@ -47,7 +47,7 @@ def made(limit: int | None, n_slots: int = 0) -> tuple[Budget, SegmentPool, list
 
 def test_room_is_what_no_snapshot_takes() -> None:
     budget, pool, _ = made(5000)
-    pool.retain(snapshot(1, 100))
+    pool.add_reference(snapshot(1, 100))
     assert budget.room() == 5000 - n_bytes_of(100)
     assert budget.room(200) == 4800 - n_bytes_of(100)
     assert budget.room(5000) < 0
@@ -55,7 +55,7 @@ def test_room_is_what_no_snapshot_takes() -> None:
 
 def test_room_without_a_limit_is_infinite() -> None:
     budget, pool, _ = made(None)
-    pool.retain(snapshot(1, 100))
+    pool.add_reference(snapshot(1, 100))
     assert budget.room(10**12) == math.inf
 
 
@@ -78,7 +78,7 @@ def test_other_models_take_a_part() -> None:
 
 def test_the_own_bytes_count_once() -> None:
     budget, pool, _ = made(5000)
-    pool.retain(snapshot(1, 100))
+    pool.add_reference(snapshot(1, 100))
     budget.shared.add("this", OtherCache())
     assert budget.room() == 5000 - n_bytes_of(100)
 

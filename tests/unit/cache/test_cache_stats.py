@@ -17,7 +17,7 @@ from pyctl.cache.cache_stats import (
     KnownParts,
     RequestStats,
     SnapshotView,
-    view_of,
+    build_cache_view,
 )
 from pyctl.cache.plan import MIN_SHARED
 from pyctl.cache.ram import RamCache
@@ -38,7 +38,7 @@ def following(parent: Segment | None, tokens: Tokens) -> Segment:
 def at(segment: Segment) -> Snapshot:
     probe = Snapshot(PromptMatch(TEXT).prefix(segment.end), segment, State())
     prefix = PromptMatch(probe.last_tokens(segment.end)).prefix(segment.end)
-    return Snapshot(prefix, segment, State.of(np.zeros(STATE, np.uint8)))
+    return Snapshot(prefix, segment, State.from_parts(np.zeros(STATE, np.uint8)))
 
 
 def forked() -> tuple[RamCache, dict[str, Snapshot]]:
@@ -55,7 +55,7 @@ def forked() -> tuple[RamCache, dict[str, Snapshot]]:
 
 def view(cache: RamCache, known: KnownParts | None = None, **fields: Any) -> CacheView:
     parts = known if known is not None else KnownParts()
-    return view_of(cache, CacheStats(), parts, **fields)
+    return build_cache_view(cache, CacheStats(), parts, **fields)
 
 
 def views(cache: RamCache, **fields: Any) -> dict[str, SnapshotView]:
@@ -64,13 +64,13 @@ def views(cache: RamCache, **fields: Any) -> dict[str, SnapshotView]:
 
 def test_a_divergence_shows_the_tokens_around_it() -> None:
     other = as_tokens([*TEXT[:50], 7, 8])
-    miss = Divergence.at(50, 40, TEXT, other)
+    miss = Divergence.around(50, 40, TEXT, other)
     assert miss.recent == tuple(TEXT[50 - CONTEXT : 50 + CONTEXT].tolist())
     assert miss.given == (*TEXT[50 - CONTEXT : 50].tolist(), 7, 8)
 
 
 def test_a_divergence_near_the_beginning_shows_fewer() -> None:
-    assert Divergence.at(3, 0, TEXT, TEXT).recent == tuple(TEXT[: 3 + CONTEXT].tolist())
+    assert Divergence.around(3, 0, TEXT, TEXT).recent == tuple(TEXT[: 3 + CONTEXT].tolist())
 
 
 @pytest.mark.parametrize(("lost", "is_by_chance"), [(MIN_SHARED - 1, True), (MIN_SHARED, False)])
@@ -176,7 +176,7 @@ def test_pins_and_hits_are_shown() -> None:
 def test_a_view_is_of_one_moment() -> None:
     cache, _ = forked()
     totals = CacheStats()
-    before = view_of(cache, totals, KnownParts())
+    before = build_cache_view(cache, totals, KnownParts())
     totals.requests += 1
     totals.hits["ram"] += 1
     assert before.totals.requests == 0

@@ -51,7 +51,9 @@ def test_batches_are_compared_as_lists_of_their_ends_are(data: st.DataObject) ->
         segment = data.draw(st.sampled_from(segments))
         n = data.draw(st.integers(segment.start + 1, segment.end))
         snapshot = Snapshot(Prefix(b"", n), segment, State())
-        assert finder.has_same_batches(snapshot) == (last_common_end(ends, snapshot.ends, n) == n)
+        assert finder.has_same_batches(snapshot) == (
+            last_common_end(ends, snapshot.batch_ends, n) == n
+        )
 
 
 def filled(tokens: Tokens, cache: RamCache | None = None) -> tuple[RamCache, list[int]]:
@@ -64,7 +66,9 @@ def filled(tokens: Tokens, cache: RamCache | None = None) -> tuple[RamCache, lis
         segment = Segment(
             end - 10, as_tokens(tokens[end - 10 : end]), np.zeros(10, np.uint8), segment, (end,)
         )
-        assert cache.add(Snapshot(match.prefix(end), segment, State.of(np.zeros(8, np.uint8))))
+        assert cache.add(
+            Snapshot(match.prefix(end), segment, State.from_parts(np.zeros(8, np.uint8)))
+        )
     return cache, ends
 
 
@@ -76,14 +80,14 @@ def test_many_snapshots_of_one_conversation_cost_no_chain_each(
     cache, ends = filled(tokens)
     links = [0]
     match = PromptMatch(tokens)
-    real = Snapshot.links
+    real = Snapshot.iter_chain
 
     def counted(snapshot: Snapshot):  # type: ignore[no-untyped-def]
         for link in real(snapshot):
             links[0] += 1
             yield link
 
-    monkeypatch.setattr(Snapshot, "links", counted)
+    monkeypatch.setattr(Snapshot, "iter_chain", counted)
     candidates = ResumeCandidates(
         match, [*ends, N + 5], LiveSequence(0, N + 5), FakeBackend("hybrid").shape, exact=exact
     ).find(cache)
@@ -143,7 +147,7 @@ def test_many_rows_that_leave_the_device_are_ranked_once() -> None:
 
 
 def position_of(candidate: Candidate) -> tuple[int, int, str, bool]:
-    return candidate.n, candidate.keep, candidate.source, candidate.has_state
+    return candidate.n, candidate.n_kept, candidate.source, candidate.has_state
 
 
 def test_of_equal_positions_live_rows_come_first_and_then_a_state() -> None:
@@ -201,7 +205,7 @@ def test_the_whole_prompt_is_a_candidate_if_its_output_is_cached(may_end: bool) 
     stats = steps.serve(prompt)
     lookup = steps.lookup(prompt)
     steps.cache.saver.save_end(steps.seq, lookup, stats, steps.memory.output, n_alike=1)
-    assert len(steps.ram.ends) == 1
+    assert len(steps.ram.prompt_ends) == 1
     steps.cache.forget(steps.seq)
     finder = ResumeCandidates(
         PromptMatch(prompt.tokens), ends_of(prompt), steps.seq, steps.memory.shape, exact=True

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from pyctl.cache.check import faults
+from pyctl.cache.check import find_inconsistencies
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import PromptMatch, Segment, Snapshot, State
 from pyctl.prompt import as_tokens
@@ -21,7 +21,9 @@ def filled() -> RamCache:
     segment = None
     for first, last in ((0, 10), (10, 20)):
         segment = Segment(first, tokens[first:last], np.zeros(10, np.uint8), segment, (last,))
-        assert cache.add(Snapshot(match.prefix(last), segment, State.of(np.zeros(8, np.uint8))))
+        assert cache.add(
+            Snapshot(match.prefix(last), segment, State.from_parts(np.zeros(8, np.uint8)))
+        )
     return cache
 
 
@@ -54,6 +56,6 @@ def test_damage_is_told(
     part: Callable[[RamCache], object], name: str, value: object, told: str
 ) -> None:
     cache = filled()
-    assert faults(cache) == []
+    assert find_inconsistencies(cache) == []
     setattr(part(cache), name, value)
-    assert told in "\n".join(faults(cache))
+    assert told in "\n".join(find_inconsistencies(cache))

@@ -59,7 +59,7 @@ def test_of_about_equal_times_the_deeper_position_wins_and_memory_a_tie(
     disk = FakeDisk()
     steps = served(disk)
     disk.stored = stored
-    disk.costs.note_read(2**24, read_seconds)
+    disk.costs.record_read(2**24, read_seconds)
     with chooser_of(steps, disk) as chooser:
         assert tried(steps, disk, chooser)[0] == 400
     assert disk.opened == opened

@@ -25,7 +25,7 @@ def test_tokens_cost_more_the_deeper_they_stand(
     costs = Costs()
     # So much at the beginning that the guess, which is made there, is nothing beside it.
     for start in [*[0] * 16, 100_000, *starts] * 3:
-        costs.note_evaluated(start, start + 2048, seconds(start, start + 2048))
+        costs.record_evaluated(start, start + 2048, seconds(start, start + 2048))
     for first, last in ((0, 1000), (50_000, 52_000), (100_000, 101_000)):
         assert costs.evaluate(first, last) == pytest.approx(seconds(first, last), rel=0.4)
     assert costs.evaluate(500, 1500) + costs.evaluate(1500, 2500) == pytest.approx(
@@ -41,8 +41,8 @@ def test_tokens_cost_more_the_deeper_they_stand(
 def test_nothing_that_is_noted_makes_anything_free(noted: list[tuple[int, int, float]]) -> None:
     costs = Costs()
     for first, n, seconds in noted:
-        costs.note_evaluated(first, first + n, seconds)
-        costs.note_read(n, seconds)
+        costs.record_evaluated(first, first + n, seconds)
+        costs.record_read(n, seconds)
     assert costs.evaluate(0, 1000) > 0
     assert costs.evaluate(150_000, 151_000) > 0
     assert costs.load(10**9) > 0
@@ -52,7 +52,7 @@ def test_nothing_that_is_noted_makes_anything_free(noted: list[tuple[int, int, f
 def test_old_measurements_count_for_less() -> None:
     costs = Costs()
     for seconds in [10.0] * 50 + [1.0] * 1500:
-        costs.note_evaluated(0, 1000, seconds)
-        costs.note_read(10**9, seconds)
+        costs.record_evaluated(0, 1000, seconds)
+        costs.record_read(10**9, seconds)
     assert costs.evaluate(0, 1000) == pytest.approx(1.0, rel=0.1)
     assert costs.read(10**9) == pytest.approx(1.0, rel=0.1)

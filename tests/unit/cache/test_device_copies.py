@@ -96,7 +96,7 @@ def test_a_failed_copy_costs_nothing(bench: Bench) -> None:
     made = bench.on_device(1, 100)
     bench.memory.fails = True
     assert not bench.copies.copy_one()
-    bench.copies.copy_spare(made.segment)
+    bench.copies.copy_within_headroom(made.segment)
     assert made.segment.rows.size == 0
     assert bench.cache.snapshots() == [made]
 
@@ -104,26 +104,26 @@ def test_a_failed_copy_costs_nothing(bench: Bench) -> None:
 def test_rows_on_disk_need_no_copy(bench: Bench) -> None:
     made = bench.on_device(1, 100)
     made.segment.file.is_there = True
-    bench.copies.copy_spare(made.segment)
+    bench.copies.copy_within_headroom(made.segment)
     assert bench.memory.n_copies == 0
 
 
 def test_a_block_that_is_alive_is_not_copied_again(bench: Bench) -> None:
     made = bench.on_device(1, 100)
-    (block,) = bench.copies.rows_of([made.segment])
-    (again,) = bench.copies.rows_of([made.segment])
+    (block,) = bench.copies.fetch_rows([made.segment])
+    (again,) = bench.copies.fetch_rows([made.segment])
     assert again is block
     assert bench.memory.n_copies == 1
     del block, again
-    bench.copies.rows_of([made.segment])
+    bench.copies.fetch_rows([made.segment])
     assert bench.memory.n_copies == 2
 
 
 def test_rows_now_are_complete(bench: Bench) -> None:
     made = bench.on_device(1, 100)
-    bench.copies.rows_of([made.segment])
+    bench.copies.fetch_rows([made.segment])
     assert not bench.memory.is_complete
-    bench.copies.rows_now([made.segment])
+    bench.copies.fetch_rows_now([made.segment])
     assert bench.memory.is_complete
 
 
@@ -133,23 +133,23 @@ def test_complete_blocks_beyond_the_cache_wait(
 ) -> None:
     in_flight = 77
     bench.memory.bytes = BlockBytes(n_waiting + in_flight, 0, in_flight)
-    assert bench.copies.is_behind() == is_behind
+    assert bench.copies.is_backlog_full() == is_behind
 
 
 def test_too_many_waiting_rows_are_refused(bench: Bench) -> None:
     made = bench.on_device(1, 100)
     bench.memory.bytes = BlockBytes(LIMIT, 0, 0)
     with pytest.raises(MemoryError):
-        bench.copies.rows_of([made.segment])
+        bench.copies.fetch_rows([made.segment])
 
 
 def test_a_snapshot_is_large_beyond_what_may_wait(bench: Bench) -> None:
     small = bench.on_device(1, 100)
     large = bench.on_device(2, LIMIT // ROW)
-    assert not bench.copies.is_large(small)
-    assert bench.copies.is_large(large)
+    assert not bench.copies.exceeds_backlog(small)
+    assert bench.copies.exceeds_backlog(large)
     large.segment.file.is_there = True
-    assert not bench.copies.is_large(large)
+    assert not bench.copies.exceeds_backlog(large)
 
 
 @pytest.mark.parametrize("can_hold", [True, False])

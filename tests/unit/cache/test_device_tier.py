@@ -45,7 +45,7 @@ def test_a_saved_segment_stays_on_the_device() -> None:
 def test_a_new_tier_releases_what_the_memory_held_before() -> None:
     steps, _ = holding(1)
     DeviceTier(steps.memory, steps.ram)
-    assert steps.memory.n_held == 0
+    assert steps.memory.n_held_cells == 0
 
 
 def test_shrinking_moves_rows_to_ram_until_there_are_few_enough() -> None:
@@ -105,7 +105,7 @@ def test_rows_that_ram_has_too_can_leave_at_no_cost() -> None:
     device = steps.cache.device
     assert not device.can_shrink(0, 0.0)
     assert device.can_shrink(300, 0.0)
-    device.copies.copy_spare(snapshot.segment)
+    device.copies.copy_within_headroom(snapshot.segment)
     assert snapshot.segment.rows.size > 0
     assert device.can_shrink(0, 0.0)
 
@@ -119,7 +119,7 @@ def test_rows_that_are_likely_to_be_used_do_not_leave_for_others() -> None:
 def test_rows_that_the_disk_has_are_not_copied_for_it() -> None:
     steps, (snapshot,) = holding(1)
     snapshot.segment.file.is_there = True
-    steps.cache.device.copies.copy_spare(snapshot.segment)
+    steps.cache.device.copies.copy_within_headroom(snapshot.segment)
     assert snapshot.segment.rows.size == 0
 
 
@@ -133,7 +133,7 @@ def test_blocks_for_the_disk_are_complete_and_fetched_once() -> None:
         return real(held, first, last)
 
     steps.memory.fetch = fetch
-    (block,) = steps.cache.device.copies.rows_now([snapshot.segment])
+    (block,) = steps.cache.device.copies.fetch_rows_now([snapshot.segment])
     assert steps.memory.block_bytes().in_flight == 0
     steps.cache.device.to_ram(snapshot)
     assert fetched == [0]
@@ -197,4 +197,4 @@ def test_a_save_that_fails_leaves_no_held_rows() -> None:
     steps.memory.save_rows = fail_late
     with pytest.raises(StateError):
         steps.cache.device.segment(steps.seq, steps.seq.covered)
-    assert steps.memory.n_held == 0
+    assert steps.memory.n_held_cells == 0

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyctl.cache.disk_policy import DiskPolicy, Selection
-from pyctl.cache.recent import Recent, RecentPrompts
+from pyctl.cache.recent import RecentPrompt, RecentPrompts
 from pyctl.errors import RequestError
 from pyctl.prompt import Prompt, common_prefix
 from tests.unit.cache.recent_prompts import (
@@ -58,7 +58,9 @@ def test_full_is_the_last_boundary_and_of_long_prompts_the_beginning() -> None:
 def test_off_selects_nothing() -> None:
     prompt = of_length(9000, 8000)
     assert (
-        DiskPolicy("off").select(matches(prompt, [Recent(prompt)]), min_tokens=0, cold_max=9000)
+        DiskPolicy("off").select(
+            matches(prompt, [RecentPrompt(prompt)]), min_tokens=0, cold_max=9000
+        )
         == Selection()
     )
 
@@ -101,7 +103,7 @@ def test_of_three_still_to_be_evaluated_the_scope_waits() -> None:
     persisted(log, chat(600, 300, 100, 50, 60))
     other = chat(600, 300, 110, seed="other", upto=2)
     recent = log.compare(other)
-    assert recent.nearest() is not None
+    assert recent.closest() is not None
     policy = DiskPolicy("auto")
     assert policy.select(recent, min_tokens=50, cold_max=0).positions == (600, 1010)
     assert policy.select(recent, min_tokens=50, cold_max=0, start=600).positions == (600, 900, 1010)
@@ -118,12 +120,12 @@ def test_of_three_still_to_be_evaluated_the_scope_waits() -> None:
 def test_what_auto_selects(
     ids: list[int],
     at: set[int],
-    recent: list[Recent],
+    recent: list[RecentPrompt],
     window: int,
     minimum: int,
     data: st.DataObject,
 ) -> None:
-    prompt = Prompt.of(ids, at)
+    prompt = Prompt.from_ids(ids, at)
     start = data.draw(st.integers(0, len(prompt)))
     chosen, wider = (
         DiskPolicy("auto", n).select(
@@ -136,8 +138,8 @@ def test_what_auto_selects(
         (common_prefix(one.prompt.tokens, prompt.tokens) for one in recent[:window]), default=0
     )
     cuts = prompt.boundaries or range(longest + 1)
-    assert chosen.safe == max((cut for cut in cuts if cut <= longest), default=0)
-    assert chosen.selected == (chosen.safe if chosen.safe >= minimum else 0)
+    assert chosen.eligible_len == max((cut for cut in cuts if cut <= longest), default=0)
+    assert chosen.selected == (chosen.eligible_len if chosen.eligible_len >= minimum else 0)
     assert list(chosen.positions) == sorted(set(chosen.positions))
     assert sum(n > start for n in chosen.positions) <= 2
     for n in (chosen.selected, *chosen.positions):
@@ -168,7 +170,7 @@ def test_what_auto_selects(
 )
 def test_other_forms_with_the_word_are_refused(text: str) -> None:
     with pytest.raises(RequestError):
-        DiskPolicy.of_server(text)
+        DiskPolicy.from_flag(text)
 
 
 @pytest.mark.parametrize(
@@ -184,18 +186,18 @@ def test_other_forms_with_the_word_are_refused(text: str) -> None:
     ],
 )
 def test_a_server_may_also_write_what_leaves_ram(text: str, name: str, spill: bool) -> None:
-    policy = DiskPolicy.of_server(text)
+    policy = DiskPolicy.from_flag(text)
     assert policy.name == name
     assert policy.spill == spill
     prompt = chat(900, 40, 30)
     given = {"min_tokens": 0, "cold_max": 0}
     if name != "spill":
         kind = DiskPolicy.parse(text.lower().removesuffix(",spill"))
-        assert policy.select(matches(prompt, [Recent(prompt)]), **given) == kind.select(
-            matches(prompt, [Recent(prompt)]), **given
+        assert policy.select(matches(prompt, [RecentPrompt(prompt)]), **given) == kind.select(
+            matches(prompt, [RecentPrompt(prompt)]), **given
         )
     else:
-        assert policy.select(matches(prompt, [Recent(prompt)]), **given) == Selection(), (
+        assert policy.select(matches(prompt, [RecentPrompt(prompt)]), **given) == Selection(), (
             "nothing at once"
         )
 
@@ -225,7 +227,7 @@ def test_a_server_may_also_write_what_leaves_ram(text: str, name: str, spill: bo
 def test_request_policy_overrides_default_and_keeps_spill(
     default: str, value: object, name: str
 ) -> None:
-    assert DiskPolicy.of_request(value, DiskPolicy.of_server(default)).name == name
+    assert DiskPolicy.from_request(value, DiskPolicy.from_flag(default)).name == name
 
 
 WINDOWS = [
@@ -267,7 +269,7 @@ SCOPES = [{"scope": each} for each in (*WORDS, 0, -3, 1_000_001, 1.5, True, ["au
 def test_a_bad_override_is_refused(values: Sequence[object], message: str) -> None:
     for value in values:
         with pytest.raises(RequestError, match=message):
-            DiskPolicy.of_request(value, DiskPolicy.of_server("auto,spill"))
+            DiskPolicy.from_request(value, DiskPolicy.from_flag("auto,spill"))
 
 
 # -- the simulation

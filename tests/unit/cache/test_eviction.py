@@ -40,8 +40,8 @@ def plain_worth(
         return max([of, *deeper], key=lambda other: (other.seen, other.n))
 
     def cut_back(end: int, first: int, last: int) -> float:
-        share = math.log((end - first + odds.near) / (end - last + odds.near)) / math.log(
-            1 + end / odds.near
+        share = math.log((end - first + odds.near_end) / (end - last + odds.near_end)) / math.log(
+            1 + end / odds.near_end
         )
         return (1 - odds.end) * share
 
@@ -50,8 +50,8 @@ def plain_worth(
             return 0.0
         return (
             odds.head
-            * math.log((opening - first + odds.near) / (opening - last + odds.near))
-            / math.log(1 + opening / odds.near)
+            * math.log((opening - first + odds.near_end) / (opening - last + odds.near_end))
+            / math.log(1 + opening / odds.near_end)
         )
 
     children = children_of(one, held)

@@ -17,7 +17,7 @@ from pyctl.prompt import ImageSpan, Prompt, as_tokens
 
 
 def prompt(n: int, *boundaries: int) -> Prompt:
-    return Prompt.of(np.zeros(n, np.int32), boundaries)
+    return Prompt.from_ids(np.zeros(n, np.int32), boundaries)
 
 
 @pytest.mark.parametrize(

@@ -50,16 +50,16 @@ def test_a_snapshot_is_called_by_the_beginning_of_its_digest() -> None:
 
 
 def test_a_request_allows_the_cache_unless_its_client_forbids_it() -> None:
-    request = CacheRequest(Prompt.of([1, 2]))
+    request = CacheRequest(Prompt.from_ids([1, 2]))
     assert request.cache_prompt
-    assert request.sees_texts
+    assert request.may_read_prompts
     assert request.disk_policy is None, "the server's"
     assert not request.background
 
 
 def test_the_request_that_a_prompt_prepares_makes_no_difference_to_it() -> None:
-    prompt = Prompt.of([1, 2])
-    before = CacheRequest(Prompt.of([1]))
+    prompt = Prompt.from_ids([1, 2])
+    before = CacheRequest(Prompt.from_ids([1]))
     assert CacheRequest(prompt, after=before) == CacheRequest(prompt)
     assert "after" not in repr(CacheRequest(prompt, after=before))
 

@@ -68,7 +68,7 @@ def test_a_conversation_is_parked_unless_the_prompt_continues_it(
     steps.serve(prompt_of(1))
     steps.generate(prompt_of(3, 100).tokens)
     tokens = np.concatenate((steps.seq.tokens, prompt_of(4, 50).tokens))
-    prompt = Prompt.of(tokens, [100, 250, 400]) if follows else prompt_of(2)
+    prompt = Prompt.from_ids(tokens, [100, 250, 400]) if follows else prompt_of(2)
     lookup = steps.lookup(prompt, background=background)
     before = len(steps.ram.snapshots())
     steps.cache.park_previous(steps.seq, lookup, RequestStats(len(prompt)))
@@ -94,13 +94,13 @@ def test_a_plan_has_snapshots_where_the_prompt_leaves_the_nearest_one() -> None:
     steps.serve(prompt_of(1, 900, [100, 300, 500, 700]))
     edited = prompt_of(1, 900, [100, 300, 500, 700]).tokens.copy()
     edited[550:] = prompt_of(2, 350).tokens
-    prompt = Prompt.of(edited, [100, 300, 500, 700])
+    prompt = Prompt.from_ids(edited, [100, 300, 500, 700])
     stats = RequestStats(900)
     lookup = steps.lookup(prompt, stats)
     steps.cache.park_previous(steps.seq, lookup, stats)
     restored = steps.restore(lookup, stats)
     plan = steps.cache.plan(lookup, restored, steps.seq, stats)
-    branch = max(end for end in lookup.ends if end <= 550)
+    branch = max(end for end in lookup.batch_ends if end <= 550)
     assert stats.n_cached < branch
     assert branch in plan.cuts
     assert steps.seq.n_overlap == 550
@@ -110,18 +110,18 @@ def test_a_plan_has_snapshots_where_the_prompt_leaves_the_nearest_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("exact", "sees_texts", "branches"),
+    ("exact", "may_read_prompts", "branches"),
     [(False, True, True), (True, True, False), (False, False, False)],
 )
 def test_raw_text_may_have_a_snapshot_within_a_batch(
-    exact: bool, sees_texts: bool, branches: bool
+    exact: bool, may_read_prompts: bool, branches: bool
 ) -> None:
     steps = Steps(exact=exact)
     steps.serve(prompt_of(1, 900, ()))
     edited = prompt_of(1, 900, ()).tokens.copy()
     edited[555:] = prompt_of(2, 345).tokens
     stats = RequestStats(900)
-    lookup = steps.lookup(Prompt.of(edited), stats, sees_texts=sees_texts)
+    lookup = steps.lookup(Prompt.from_ids(edited), stats, may_read_prompts=may_read_prompts)
     steps.cache.park_previous(steps.seq, lookup, stats)
     restored = steps.restore(lookup, stats)
     plan = steps.cache.plan(lookup, restored, steps.seq, stats, may_branch=True)

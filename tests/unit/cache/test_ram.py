@@ -25,7 +25,9 @@ def make(tokens: Tokens, n: int, parent: Segment | None = None) -> Snapshot:
     segment = Segment(
         start, as_tokens(tokens[start:n]), np.zeros((n - start) * ROW, np.uint8), parent
     )
-    return Snapshot(PromptMatch(tokens).prefix(n), segment, State.of(np.zeros(STATE, np.uint8)))
+    return Snapshot(
+        PromptMatch(tokens).prefix(n), segment, State.from_parts(np.zeros(STATE, np.uint8))
+    )
 
 
 def put(cache: RamCache, snapshot: Snapshot, *protected: Snapshot) -> bool:
@@ -110,13 +112,13 @@ def test_a_locked_end_of_a_prompt_stays() -> None:
     first, refused, second = (make(prompt(seed), 100) for seed in range(3))
     cache = RamCache(0, first.n_bytes)
     with cache.locked(first, refused):
-        assert cache.ends.add(first, is_wanted=False)
-        assert not cache.ends.add(refused, is_wanted=False)
+        assert cache.prompt_ends.add(first, is_wanted=False)
+        assert not cache.prompt_ends.add(refused, is_wanted=False)
         assert not put(cache, make(prompt(3), 100)), "the budget holds"
-    assert list(cache.ends) == [first]
+    assert list(cache.prompt_ends) == [first]
     with cache.locked(second):
-        assert cache.ends.add(second, is_wanted=False)
-    assert list(cache.ends) == [second]
+        assert cache.prompt_ends.add(second, is_wanted=False)
+    assert list(cache.prompt_ends) == [second]
 
 
 @pytest.mark.parametrize("n_slots", [0, 4])
@@ -197,7 +199,7 @@ def test_what_states_share_of_windows_is_counted_once_and_goes_with_the_last() -
     assert freed(first) == STATE + 300 + 100, "half of what both need"
     assert freed(second) == 50 * (ROW + 4) + STATE + 100 + 100
     assert cache.pool.n_needed([first], [second]) == cache.n_bytes
-    cache.retain(second)
+    cache.protect(second)
     check_invariants(cache)
     cache.drop(first)
     check_invariants(cache)

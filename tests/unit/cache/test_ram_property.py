@@ -73,7 +73,9 @@ class RamHistories(RuleBasedStateMachine):
         segment = Segment(start, as_tokens(tokens[start:]), rows, parent)
         segment.held = OnDevice(size + STEP) if on_device else None
         return Snapshot(
-            PromptMatch(tokens).prefix(int(tokens.size)), segment, State.of(np.zeros(100, np.uint8))
+            PromptMatch(tokens).prefix(int(tokens.size)),
+            segment,
+            State.from_parts(np.zeros(100, np.uint8)),
         )
 
     @rule(data=st.data(), size=st.integers(0, 30), middle=st.booleans(), on_device=st.booleans())
@@ -116,7 +118,7 @@ class RamHistories(RuleBasedStateMachine):
     def retain(self, data: st.DataObject, on_device: bool) -> None:
         stem = data.draw(st.sampled_from([None, *self.held()]))
         before = set(self.cache.pinned)
-        self.cache.retain(self.made(stem, 10, False, on_device))
+        self.cache.protect(self.made(stem, 10, False, on_device))
         assert before <= set(self.held())
 
     @rule(data=st.data())

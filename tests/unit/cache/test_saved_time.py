@@ -65,22 +65,22 @@ def test_the_speed_of_an_earlier_run_measures_the_first_request() -> None:
 
 def test_short_prompts_are_measured_until_there_is_a_long_one() -> None:
     speed = PrefillSpeed()
-    assert speed.value == 0.0
+    assert speed.tokens_per_second == 0.0
     assert speed.measured == 0.0
-    speed.note(50, 0.5)
-    assert speed.value == 100.0
+    speed.record(50, 0.5)
+    assert speed.tokens_per_second == 100.0
     assert speed.measured == 0.0
-    speed.note(MIN_TOKENS, MIN_TOKENS / 1000)
-    speed.note(50, 0.5)
-    assert speed.value == speed.measured == pytest.approx(1000.0)
+    speed.record(MIN_TOKENS, MIN_TOKENS / 1000)
+    speed.record(50, 0.5)
+    assert speed.tokens_per_second == speed.measured == pytest.approx(1000.0)
 
 
 def test_old_measurements_fade() -> None:
     speed = PrefillSpeed()
-    speed.note(MEMORY_TOKENS, MEMORY_TOKENS / 1000)
+    speed.record(MEMORY_TOKENS, MEMORY_TOKENS / 1000)
     for _ in range(20):
-        speed.note(MEMORY_TOKENS // 4, MEMORY_TOKENS / 4 / 100)
-    assert speed.value == pytest.approx(100.0, rel=0.1)
+        speed.record(MEMORY_TOKENS // 4, MEMORY_TOKENS / 4 / 100)
+    assert speed.tokens_per_second == pytest.approx(100.0, rel=0.1)
 
 
 @pytest.mark.parametrize("prompt_ms", [0.0, -5.0, RESTORE_MS])

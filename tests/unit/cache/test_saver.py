@@ -46,7 +46,7 @@ def test_rows_that_another_sequence_saved_are_shared() -> None:
     steps.evaluate(longer_tokens)
     steps.evaluate(prompt_of(2, 100).tokens)
     steps.seq.n_overlap = 400
-    plan = steps.plan_of(type(prompt).of(steps.seq.tokens.copy()))
+    plan = steps.plan_of(type(prompt).from_ids(steps.seq.tokens.copy()))
     steps.cache.saver.save(steps.seq, plan, RequestStats(500))
     deeper = steps.ram.snapshots()[1]
     assert deeper.segment.start == 400
@@ -86,7 +86,7 @@ def test_exact_saves_no_batches_of_its_own() -> None:
     steps.evaluate(prompt.tokens)
     steps.generate(prompt_of(2, 5).tokens)
     stats = TickingStats(0)
-    plan = steps.plan_of(type(prompt).of(steps.seq.tokens.copy()))
+    plan = steps.plan_of(type(prompt).from_ids(steps.seq.tokens.copy()))
     steps.cache.saver.save(steps.seq, plan, stats)
     assert steps.ram.snapshots() == []
     assert stats.save_ms == 1000
@@ -111,7 +111,7 @@ def test_every_way_out_of_saving_an_end_is_timed(fields: dict[str, Any], n_ends:
     output = Mock(side_effect=MemoryError) if "fails" in fields else steps.memory.output
     steps.cache.saver.save_end(steps.seq, lookup, stats, output, fields.get("n_alike", 0))
     assert stats.save_ms == 1000
-    assert len(steps.ram.ends) == n_ends
+    assert len(steps.ram.prompt_ends) == n_ends
     check_invariants(steps.ram)
 
 

@@ -47,7 +47,7 @@ def following(parent: Segment | None = None) -> Segment:
 def at(segment: Segment, *window: Block) -> Snapshot:
     """Return the snapshot at the end of ``segment``."""
     tokens = as_tokens(range(segment.end))
-    state = State.of(np.zeros(STATE, np.uint8), window=Blocks(window) if window else None)
+    state = State.from_parts(np.zeros(STATE, np.uint8), window=Blocks(window) if window else None)
     return Snapshot(PromptMatch(tokens).prefix(segment.end), segment, state)
 
 
@@ -76,7 +76,7 @@ def test_bytes_are_those_of_a_plain_count(stems: list[int], data: st.DataObject)
         snapshot = at(made[-1])
         n_new = pool.n_new(snapshot.segment) + STATE
         before = pool.n_bytes
-        pool.retain(snapshot)
+        pool.add_reference(snapshot)
         held.append(snapshot)
         assert pool.n_bytes == before + n_new == counted(held)
         if data.draw(st.booleans()):
@@ -100,8 +100,8 @@ def test_rows_are_dropped_with_their_last_snapshot_the_deepest_first() -> None:
     first = following()
     second = following(first)
     shallow, deep = at(first), at(second)
-    pool.retain(shallow)
-    pool.retain(deep)
+    pool.add_reference(shallow)
+    pool.add_reference(deep)
     pool.release(shallow)
     assert dropped == [], "the deep one needs its rows"
     assert first in pool
@@ -125,9 +125,9 @@ def test_a_block_of_a_window_counts_once_however_many_states_have_it() -> None:
     own = np.zeros(8, np.uint8)
     first = at(following(), shared)
     second = at(following(), shared, own)
-    pool.retain(first)
+    pool.add_reference(first)
     assert pool.n_new(None, [shared, own]) == 8
-    pool.retain(second)
+    pool.add_reference(second)
     assert pool.n_bytes == 2 * (SEGMENT + STATE) + 64 + 8
     assert pool.n_freed(first) == SEGMENT + STATE + 32, "half of the block"
     pool.release(first)
@@ -142,7 +142,7 @@ def test_rows_arrive_in_ram_and_leave_it_while_the_device_holds_them() -> None:
     segment.rows = NOTHING
     segment.held = OnDevice()
     snapshot = at(segment)
-    pool.retain(snapshot)
+    pool.add_reference(snapshot)
     assert pool.n_bytes == TOKENS + STATE
     assert pool.copies() == []
     pool.add_rows(segment, np.zeros(ROWS, np.uint8))
@@ -159,7 +159,7 @@ def test_only_an_alive_segment_without_rows_takes_some() -> None:
     segment = following()
     with pytest.raises(ValueError, match="can be given some"):
         pool.add_rows(segment, np.zeros(ROWS, np.uint8))
-    pool.retain(at(segment))
+    pool.add_reference(at(segment))
     with pytest.raises(ValueError, match="can be given some"):
         pool.add_rows(segment, np.zeros(ROWS, np.uint8))
 
@@ -171,7 +171,7 @@ def test_only_an_alive_segment_on_the_device_does_without_rows() -> None:
     with pytest.raises(ValueError, match="can do without"):
         pool.drop_ram_copy(segment)
     segment.held = None
-    pool.retain(at(segment))
+    pool.add_reference(at(segment))
     with pytest.raises(ValueError, match="can do without"):
         pool.drop_ram_copy(segment)
 

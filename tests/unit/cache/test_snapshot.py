@@ -39,7 +39,9 @@ def test_prefixes_found_in_one_pass_are_those_named_one_by_one(
     asked = prompt if is_known else PromptMatch(prompt.tokens)
     for n in before:
         asked.prefix(n)
-    assert asked.among(names, sorted(mine | others)) == [prompt.prefix(n) for n in sorted(mine)]
+    assert asked.find_prefixes(names, sorted(mine | others)) == [
+        prompt.prefix(n) for n in sorted(mine)
+    ]
     assert [asked.prefix(n) for n in range(1, 201)] == [
         PromptMatch(prompt.tokens).prefix(n) for n in range(1, 201)
     ]

@@ -13,7 +13,7 @@ def filled() -> tuple[SnapshotIndex, Snapshot, Snapshot]:
     shallow = snapshot(1, 50)
     deep = snapshot(1, 100, shallow.segment)
     for made in (shallow, deep):
-        index.pool.retain(made)
+        index.pool.add_reference(made)
         index.add(made, used=0)
     return index, shallow, deep
 

@@ -55,10 +55,10 @@ def test_a_backlog_is_dropped_until_it_fits_or_nothing_is_left() -> None:
     disk.n_evicted = 5
     steps.cache.write_back.trim_backlog()
     assert disk.n_evicted == 5, "there is none"
-    steps.cache.device.copies.is_behind = Mock(side_effect=[True, True, False])  # type: ignore[method-assign]
+    steps.cache.device.copies.is_backlog_full = Mock(side_effect=[True, True, False])  # type: ignore[method-assign]
     steps.cache.write_back.trim_backlog()
     assert disk.n_evicted == 3
-    steps.cache.device.copies.is_behind = Mock(return_value=True)  # type: ignore[method-assign]
+    steps.cache.device.copies.is_backlog_full = Mock(return_value=True)  # type: ignore[method-assign]
     steps.cache.write_back.trim_backlog()
     assert disk.n_evicted == 0
 
@@ -75,7 +75,7 @@ def test_idle_moments_copy_rows_and_then_write_what_would_take_too_long(policy: 
         n_copies += 1
     assert n_copies == sum(bool(each.segment.held) for each in snapshots)
     assert disk.written == []
-    steps.cache.device.copies.is_large = Mock(return_value=True)  # type: ignore[method-assign]
+    steps.cache.device.copies.exceeds_backlog = Mock(return_value=True)  # type: ignore[method-assign]
     assert not steps.cache.write_back.copy_next()
     assert [each for each, _ in disk.written] == snapshots[1:] * (policy != "off")
 

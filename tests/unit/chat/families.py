@@ -52,7 +52,7 @@ class Family:
         if self.form.name == "Functionary 3.2":
             return f"{self.call}>>>{self.call}"
         marks = self.form.delimiters[0] if isinstance(self.form, DelimitedFormat) else None
-        if marks is None or not marks.begin or marks.is_alone:
+        if marks is None or not marks.begin or marks.wraps_each_call:
             return f"{self.call}\n{self.call}"
         begin = marks.begin + marks.brackets[0]
         end = marks.brackets[1] + marks.end

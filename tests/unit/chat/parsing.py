@@ -25,7 +25,7 @@ CALL_ID = "Ab3dEf7hI"
 STOP_TOOL = {"name": "stop", "description": "", "parameters": {"type": "object", "properties": {}}}
 LOOK_UP = function("look_up", **PROPERTIES)
 LOOK_UP["function"]["parameters"]["$defs"] = {"place": {"type": "object"}}
-TOOLS = Tools.of([LOOK_UP, {"type": "function", "function": STOP_TOOL}])
+TOOLS = Tools.from_request([LOOK_UP, {"type": "function", "function": STOP_TOOL}])
 
 Parsed = tuple[str, str, list[tuple[str, str]]]
 

@@ -20,7 +20,7 @@ from tests.unit.chat import toy
 from tests.unit.chat.conftest import unpacked
 from tests.unit.chat.test_replay import HI, TOOL
 
-TOOLS = Tools.of([TOOL])
+TOOLS = Tools.from_request([TOOL])
 ARGUMENTS = '{ "days":3,\n"city":"Par\\u0069s"}'
 BARE = f'{{"name": "look_up", "arguments": {ARGUMENTS}}}'
 LONG = f'{{"name":"look_up","arguments":{{"city":"{"a{}[" * 9000}"}}}}'
@@ -108,7 +108,7 @@ def test_a_call_in_tags_is_read_as_before() -> None:
 
 def test_a_name_in_escapes_is_read_however_it_is_cut() -> None:
     name = "n" * 50
-    tools = Tools.of([{"type": "function", "function": {"name": name}}])
+    tools = Tools.from_request([{"type": "function", "function": {"name": name}}])
     text = BARE.replace("look_up", "\\u006e" * 50)
     assert read([text], tools) == read([*text], tools) == ("", [(name, ARGUMENTS)])
 

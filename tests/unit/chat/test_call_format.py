@@ -13,7 +13,7 @@ from tests.unit.chat.accepted import accepts
 from tests.unit.chat.families import HERMES_CALL, QWEN_CALL
 from tests.unit.chat.parsing import LOOK_UP, STOP_TOOL, TOOLS
 
-STOP = Tools.of([{"type": "function", "function": STOP_TOOL}])
+STOP = Tools.from_request([{"type": "function", "function": STOP_TOOL}])
 
 
 def test_the_tags_are_those_that_the_template_has() -> None:
@@ -54,7 +54,7 @@ def test_a_call_that_need_not_come_is_bound_from_its_trigger_on(form: CallFormat
 
 @pytest.mark.parametrize("form", FAMILIES, ids=lambda form: form.name)
 def test_a_forced_call_binds_the_whole_reply(form: CallFormat) -> None:
-    forced = Tools.of([LOOK_UP], forced=True)
+    forced = Tools.from_request([LOOK_UP], forced=True)
     constraint = form.constraint(forced, form.reasoning[0], "start")
     assert constraint.triggers == ()
     assert constraint.hidden is None

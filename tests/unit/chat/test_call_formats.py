@@ -275,7 +275,9 @@ def test_a_grammar_takes_what_the_template_writes(family: Family) -> None:
     }
     tool = {"type": "function", "function": {"name": "look_up", "parameters": parameters}}
     tags = family.form.tags(family.template().source)
-    bound = family.form.constraint(Tools.of([tool], parallel=True, forced=True), tags, "content")
+    bound = family.form.constraint(
+        Tools.from_request([tool], parallel=True, forced=True), tags, "content"
+    )
 
     def taken(arguments: dict[str, Any]) -> bool:
         reply = re.sub(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pyctl.chat.call_formats import FORMATS, BoundCalls
+from pyctl.chat.call_formats import FORMATS, CallConstraintCache
 from pyctl.chat.call_formats.call_format import CallFormat
 from pyctl.chat.call_formats.families import FAMILIES, HERMES, QWEN
 from pyctl.chat.chat_format import ChatFormat, ChatRequest
@@ -30,7 +30,7 @@ PARAMETERS = {
 
 def tools(parallel: bool = True, forced: bool = True, **parameters: Any) -> Tools:
     function = {"name": "look_up", "parameters": {**PARAMETERS, **parameters}}
-    return Tools.of([{"type": "function", "function": function}], parallel, forced)
+    return Tools.from_request([{"type": "function", "function": function}], parallel, forced)
 
 
 def bound(form: CallFormat, tools: Tools, part: ReplyPart = "content") -> Constraint:
@@ -156,7 +156,7 @@ def test_many_required_arguments_come_in_the_order_of_the_schema() -> None:
 
 
 def test_a_tool_without_a_schema_takes_what_it_says() -> None:
-    none = Tools.of([{"type": "function", "function": {"name": "look_up"}}])
+    none = Tools.from_request([{"type": "function", "function": {"name": "look_up"}}])
     assert accepts(bound(QWEN, none), xml())
     assert not accepts(bound(QWEN, none), xml(THREE))
     assert accepts(bound(QWEN, tools(properties={}, additionalProperties=True)), xml(THREE, PARIS))
@@ -212,7 +212,7 @@ def test_a_reply_with_a_schema_is_json_or_a_call(form: CallFormat, part: ReplyPa
     ]
     as_json = '<tool_call>\n{"name": "look_up", "arguments": {"days": 3}}\n</tool_call>'
     call = xml(THREE) if form is QWEN else as_json
-    made = BoundCalls(form, THINK, {}).constraint(tools(forced=False), part, OBJECT)
+    made = CallConstraintCache(form, THINK, {}).constraint(tools(forced=False), part, OBJECT)
     assert not made.triggers
     for text, accepted in (
         ('{"a": true}', True),
@@ -286,10 +286,10 @@ def offered(
 @pytest.mark.parametrize("forced", [False, True])
 @pytest.mark.parametrize("wrong", WRONG, ids=json.dumps)
 def test_an_argument_whose_schema_cannot_be_converted_is_any_json(wrong: Any, forced: bool) -> None:
-    tools = Tools.of(
+    tools = Tools.from_request(
         offered({"a": wrong, "n": DAYS}, {"n": DAYS}, required=["n"]), parallel=True, forced=forced
     )
-    made = BoundCalls(HERMES, THINK, {}).constraint(tools, "content")
+    made = CallConstraintCache(HERMES, THINK, {}).constraint(tools, "content")
 
     def takes(name: str, arguments: Any) -> bool:
         call = json.dumps({"name": name, "arguments": arguments})
@@ -304,9 +304,9 @@ def test_an_argument_whose_schema_cannot_be_converted_is_any_json(wrong: Any, fo
 
 @pytest.mark.parametrize("wrong", WRONG, ids=json.dumps)
 def test_a_strict_tool_is_not_loosened(wrong: Any) -> None:
-    tools = Tools.of(offered({"a": wrong}, strict=True))
+    tools = Tools.from_request(offered({"a": wrong}, strict=True))
     with pytest.raises(RequestError):
-        BoundCalls(HERMES, THINK, {}).constraint(tools, "content")
+        CallConstraintCache(HERMES, THINK, {}).constraint(tools, "content")
 
 
 def test_parameters_that_are_no_schema_of_an_object_are_any_object() -> None:
@@ -314,10 +314,10 @@ def test_parameters_that_are_no_schema_of_an_object_are_any_object() -> None:
         (HERMES, '<tool_call>\n{"name": "f", "arguments": {"a": [1]}}\n</tool_call>'),
         (QWEN, xml(THREE).replace("look_up", "f")),
     ):
-        tools = Tools.of(
+        tools = Tools.from_request(
             [{"type": "function", "function": {"name": "f", "parameters": {"type": "any"}}}]
         )
-        made = BoundCalls(form, THINK, {}).constraint(tools, "content")
+        made = CallConstraintCache(form, THINK, {}).constraint(tools, "content")
         assert accepts(made, text)
 
 
@@ -325,14 +325,14 @@ def test_tools_too_large_to_bind_are_served_unbound() -> None:
     deep: dict[str, Any] = {"type": "string"}
     for _ in range(40):
         deep = {"type": "object", "properties": {"a" * 4000: deep}}
-    tools = Tools.of(offered(*[deep] * 20))
-    binder = BoundCalls(HERMES, THINK, {})
+    tools = Tools.from_request(offered(*[deep] * 20))
+    binder = CallConstraintCache(HERMES, THINK, {})
     made = binder.constraint(tools, "content")
     assert made is None or "aaa" not in made.grammar
     huge = [{"type": "function", "function": {"name": "n" * 3000 + str(n)}} for n in range(400)]
-    assert binder.constraint(Tools.of(huge), "content") is None
+    assert binder.constraint(Tools.from_request(huge), "content") is None
     with pytest.raises(RequestError):
-        binder.constraint(Tools.of(huge, forced=True), "content")
+        binder.constraint(Tools.from_request(huge, forced=True), "content")
 
 
 def test_a_call_within_reasoning_is_none_where_the_parser_takes_it_for_none() -> None:

@@ -48,7 +48,7 @@ def test_a_plain_turn(chatml: ChatFormat) -> None:
     assert turn.text == HEAD
     assert turn.rendered.prefill == ""
     assert turn.rendered.reply_part == "start"
-    assert turn.rendered.open_reasoning == ""
+    assert turn.rendered.reasoning_start == ""
     assert render(chatml, HI) == HEAD
     assert render(chatml, HI, add_generation_prompt=False) == "<|im_start|>user\nHi<|im_end|>\n"
 
@@ -56,7 +56,7 @@ def test_a_plain_turn(chatml: ChatFormat) -> None:
 def test_a_header_that_opens_a_reasoning_block(thinking: ChatFormat) -> None:
     turn = prepare(thinking, HI)
     assert turn.rendered.reply_part == "reasoning"
-    assert turn.rendered.open_reasoning == "<think>\n"
+    assert turn.rendered.reasoning_start == "<think>\n"
     splitter = turn.splitter()
     assert splitter.feed("hm</think>\n\nHello") == ReplyDelta("hm", "Hello")
     plain = prepare(thinking, HI, reasoning_format="none")
@@ -71,7 +71,7 @@ def test_a_user_who_writes_tags_opens_nothing(thinking: ChatFormat) -> None:
         template_kwargs={"enable_thinking": False},
     )
     assert turn.rendered.reply_part == "start"
-    assert turn.rendered.open_reasoning == ""
+    assert turn.rendered.reasoning_start == ""
 
 
 def test_variables_of_the_template_and_those_that_cannot_be_changed() -> None:
@@ -253,13 +253,13 @@ def test_the_tokens_of_a_reasoning_budget(thinking: ChatFormat, qwen_template: s
     )
     newer = ChatFormat(Template(qwen_template), toy.chatml_tokenizer())
     qwen = prepare(newer, HI, reasoning_budget=0).reasoning
-    assert qwen.ends[0] == "\n</think>"
+    assert qwen.end_texts[0] == "\n</think>"
     assert qwen.forced == (10, 259)
     older = ChatFormat(
         Template(unpacked("templates/Qwen-Qwen3-0.6B.jinja").read_text()), toy.chatml_tokenizer()
     )
     three = prepare(older, HI, reasoning_budget=0).reasoning
-    assert three.ends == ends
+    assert three.end_texts == ends
     assert three.read == ()
     continued = prepare(
         thinking,

@@ -9,15 +9,15 @@ import pytest
 
 from pyctl.chat.cached_tokenizer import readable
 from pyctl.chat.chat_format import ChatFormat
-from pyctl.chat.images import MEDIA_MARKER, joined_parts, mark_of
-from pyctl.chat.replay import Replay, places
+from pyctl.chat.images import MEDIA_MARKER, image_mark, joined_parts
+from pyctl.chat.replay import Replay, conversation_keys
 from pyctl.chat.template import Template
 from pyctl.errors import RequestError
 from pyctl.files.image_file import ImageFile
 from tests.pictures import GridReader, image_bytes
 from tests.unit.chat import toy
 
-ONE, OTHER = (ImageFile.of(image_bytes(70, 31, seed=seed)) for seed in (1, 2))
+ONE, OTHER = (ImageFile.parse(image_bytes(70, 31, seed=seed)) for seed in (1, 2))
 BEFORE, BEHIND = (int(tokens[0]) for tokens in GridReader.around)
 
 
@@ -74,7 +74,7 @@ def test_lines_are_llama_servers(parts: tuple[str | ImageFile, ...], text: str) 
     """Parts are joined as `common_chat_msg` of llama.cpp joins them when there is an image among
     them.
     """
-    assert joined_parts(parts).replace(mark_of(ONE), "I") == text
+    assert joined_parts(parts).replace(image_mark(ONE), "I") == text
 
 
 def test_the_real_template_writes_the_same(qwen_template: str) -> None:
@@ -117,7 +117,13 @@ def test_the_real_template_writes_the_same(qwen_template: str) -> None:
 
 def test_what_anybody_writes_is_no_image() -> None:
     chat = chat_format()
-    for text in (MEDIA_MARKER, "<|image_pad|>", mark_of(OTHER), mark_of(ONE)[:-3], "<__image_"):
+    for text in (
+        MEDIA_MARKER,
+        "<|image_pad|>",
+        image_mark(OTHER),
+        image_mark(ONE)[:-3],
+        "<__image_",
+    ):
         prompt = toy.prepare(chat, [said("x", ONE), said(text)]).prompt
         assert len(prompt.pictures) == 1
         assert text in readable(
@@ -174,7 +180,7 @@ def test_replies_are_found_again_in_a_conversation_with_images() -> None:
     asked = toy.prepare(chat, [said("who? ", ONE)])
     answer = toy.told(asked, "It is  him.")
     assert toy.prepare(chat, [said("who? ", ONE), answer, said("why?")]).rendered.parts
-    again = ImageFile.of(ONE.data)
+    again = ImageFile.parse(ONE.data)
     later = toy.prepare(chat, [said("who? ", again), answer, said("why?", OTHER)])
     assert later.rendered.parts
     assert [picture.source for picture in later.prompt.pictures] == [again, OTHER]
@@ -183,9 +189,11 @@ def test_replies_are_found_again_in_a_conversation_with_images() -> None:
 
 def test_a_conversation_is_told_from_others_in_every_process() -> None:
     """Marks are made anew in each process; what is remembered on disk must not depend on them."""
-    mark = mark_of(ONE)
-    (_, place) = places([{"role": "user", "content": f"who? {mark}"}])
-    (_, same) = places([{"role": "user", "content": f"who? <__image_{ONE.digest.hex()}__>"}])
+    mark = image_mark(ONE)
+    (_, place) = conversation_keys([{"role": "user", "content": f"who? {mark}"}])
+    (_, same) = conversation_keys(
+        [{"role": "user", "content": f"who? <__image_{ONE.digest.hex()}__>"}]
+    )
     assert place == same
 
 

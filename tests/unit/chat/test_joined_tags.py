@@ -83,7 +83,7 @@ def test_a_budget_ends_the_reasoning_and_never_writes_into_the_answer(
 ) -> None:
     chat = chat_of(vocabulary, template)
     tags = chat.dialect.tags
-    header = prepare(chat, HI).rendered.open_reasoning
+    header = prepare(chat, HI).rendered.reasoning_start
     text = (
         ("" if header else tags.open)
         + gaps[0]
@@ -94,7 +94,7 @@ def test_a_budget_ends_the_reasoning_and_never_writes_into_the_answer(
     )
     tokens = chat.tokenizer.tokenize(text)
     at = used_up(chat, chat.tokenizer.tokenize(header), tokens, n)
-    forced = chat.tokenizer.tokenize(tags.ends[0])
+    forced = chat.tokenizer.tokenize(tags.end_texts[0])
     assert limited(chat, n, tokens) == (
         tokens if at is None else [*tokens[:at], *forced, *tokens[at:]]
     )
@@ -126,7 +126,7 @@ def test_the_tag_of_reasoning_begins_no_message() -> None:
     for question in ("Hi", "What is <think>", "<think>\n"):
         rendered = prepare(chat, [{"role": "user", "content": question}]).rendered
         assert rendered.reply_part == "reasoning"
-        assert rendered.open_reasoning == "<think>\n"
+        assert rendered.reasoning_start == "<think>\n"
     assert chat.dialect.starts == ()
     without = ChatFormat(Template(toy.PLAIN), ByteTokenizer(("<think>", "</think>")))
     assert prepare(without, [{"role": "user", "content": "<think>"}]).rendered.reply_part == "start"

@@ -213,14 +213,14 @@ def test_arguments_of_calls(arguments: Any, as_object: Any, as_text: str) -> Non
     ],
 )
 def test_capabilities_are_found_by_rendering(source: str, lacks: set[str]) -> None:
-    capabilities = TemplateCapabilities.of(Template(source))
+    capabilities = TemplateCapabilities.probe(Template(source))
     assert {name for name, has in vars(capabilities).items() if not has} == lacks ^ {
         "reasoning_effort"
     }
 
 
 def test_capabilities_of_the_real_template(qwen_template: str) -> None:
-    capabilities = TemplateCapabilities.of(Template(qwen_template))
+    capabilities = TemplateCapabilities.probe(Template(qwen_template))
     lacks = {name for name, has in vars(capabilities).items() if not has}
     assert lacks == {"system_inside", "old_reasoning", "reasoning_effort", "without_user"}
 

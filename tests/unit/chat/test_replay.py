@@ -329,7 +329,7 @@ def test_tools_with_reordered_keys_match_the_earlier_reply() -> None:
     sent = function("look_up", required=["a", "b"], a={"type": "string"}, b={"default": 1})
     dialogue = Dialogue(qwen())
     dialogue.turn(HI, reply="hm\n</think>\n\nHello.")
-    dialogue.replay.in_order([sent])[1]()
+    dialogue.replay.with_remembered_key_order([sent])[1]()
     before, after = (
         prepare(dialogue.chat, [HI], tools=tools) for tools in ([TOOL], [turned(TOOL)])
     )
@@ -342,8 +342,10 @@ def test_tools_with_reordered_keys_match_the_earlier_reply() -> None:
         ("up", "down"),
     ):
         other = [turned(json.loads(json.dumps(sent).replace(old, new)))]
-        assert dialogue.replay.in_order(other)[0] is other
-    assert json.dumps(dialogue.replay.in_order([turned(sent)])[0]) == json.dumps([sent])
+        assert dialogue.replay.with_remembered_key_order(other)[0] is other
+    assert json.dumps(dialogue.replay.with_remembered_key_order([turned(sent)])[0]) == json.dumps(
+        [sent]
+    )
 
 
 @pytest.mark.parametrize(
@@ -354,14 +356,14 @@ def test_tools_of_a_damaged_or_older_file_are_as_they_are_sent(
 ) -> None:
     path = tmp_path / "replies"
     sent = [turned(TOOL)]
-    Replay(path=path).in_order([TOOL])[1]()
-    assert Replay(path=path).in_order(sent)[0] is not sent
+    Replay(path=path).with_remembered_key_order([TOOL])[1]()
+    assert Replay(path=path).with_remembered_key_order(sent)[0] is not sent
     path.write_bytes(path.read_bytes().replace(*damage))
     damaged = Replay(path=path)
-    found, remember = damaged.in_order(sent)
+    found, remember = damaged.with_remembered_key_order(sent)
     assert found is sent
     remember()
-    assert json.dumps(damaged.in_order([TOOL])[0]) == json.dumps(sent)
+    assert json.dumps(damaged.with_remembered_key_order([TOOL])[0]) == json.dumps(sent)
 
 
 def test_replies_that_mean_the_same_are_bounded() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyctl.chat.replay import Replay, places
-from pyctl.chat.replay_marks import ReplayMarks
+from pyctl.chat.replay import Replay, conversation_keys
+from pyctl.chat.replay_marks import ReplyPlaceholders
 
 START = "<|start|>"
 HI: dict[str, Any] = {"role": "user", "content": "Hi"}
@@ -13,17 +13,17 @@ YES: dict[str, Any] = {"role": "assistant", "content": "Yes."}
 HEADER = f"{START}assistant\n"
 
 
-def marks_of(*messages: dict[str, Any], call_end: str = "") -> ReplayMarks:
+def marks_of(*messages: dict[str, Any], call_end: str = "") -> ReplyPlaceholders:
     """Return marks with the last of ``messages`` remembered after the others."""
     replay = Replay()
-    replay.remember(messages[-1], places(messages[:-1])[-1], HEADER, "raw", None)
-    return ReplayMarks(replay, starts=[START], call_end=call_end)
+    replay.remember(messages[-1], conversation_keys(messages[:-1])[-1], HEADER, "raw", None)
+    return ReplyPlaceholders(replay, starts=[START], call_end=call_end)
 
 
 def test_a_remembered_reply_takes_the_place_of_its_mark() -> None:
     marks = marks_of(HI, YES)
-    place, attempts, replayed = marks.mark([HI, YES, HI], None, is_continued=False)
-    assert place == places([HI, YES, HI])[-1]
+    place, attempts, replayed = marks.insert([HI, YES, HI], None, is_continued=False)
+    assert place == conversation_keys([HI, YES, HI])[-1]
     (marked,) = attempts
     assert [message["role"] for message in marked] == ["user", "assistant", "user"]
     question = f"{START}user\nHi"
@@ -36,7 +36,7 @@ def test_a_remembered_reply_takes_the_place_of_its_mark() -> None:
 
 def test_a_mark_after_another_header_replaces_nothing() -> None:
     marks = marks_of(HI, YES)
-    _, attempts, replayed = marks.mark([HI, YES], None, is_continued=False)
+    _, attempts, replayed = marks.insert([HI, YES], None, is_continued=False)
     text = f"{START}user\n{attempts[0][1]['content']}"
     assert marks.parts(text, replayed) is None
     assert marks.parts("no mark", replayed) is None
@@ -44,13 +44,13 @@ def test_a_mark_after_another_header_replaces_nothing() -> None:
 
 def test_a_continued_message_and_an_unknown_one_have_no_mark() -> None:
     marks = marks_of(HI, YES)
-    assert marks.mark([HI, YES], None, is_continued=True)[1:] == ([], {})
-    assert marks.mark([YES], None, is_continued=False)[1:] == ([], {})
+    assert marks.insert([HI, YES], None, is_continued=True)[1:] == ([], {})
+    assert marks.insert([YES], None, is_continued=False)[1:] == ([], {})
 
 
 def test_without_tokens_that_start_a_message_there_is_no_place() -> None:
-    marks = ReplayMarks(Replay(), starts=[])
-    assert marks.mark([HI], None, is_continued=False) == (b"", [], {})
+    marks = ReplyPlaceholders(Replay(), starts=[])
+    assert marks.insert([HI], None, is_continued=False) == (b"", [], {})
     assert marks.header(f"{HEADER}Ye", "") == ""
 
 
@@ -58,7 +58,7 @@ def test_a_message_with_calls_has_a_second_form_whose_call_has_the_mark() -> Non
     call = {"id": "1", "function": {"name": "f", "arguments": "{}"}}
     message = {"role": "assistant", "content": "", "tool_calls": [call]}
     marks = marks_of(HI, message, call_end="<|end|>")
-    _, attempts, replayed = marks.mark([HI, message], None, is_continued=False)
+    _, attempts, replayed = marks.insert([HI, message], None, is_continued=False)
     plain, with_call = attempts
     (mark,) = replayed
     assert plain[1] == {"role": "assistant", "content": mark}

@@ -159,7 +159,7 @@ def test_tokens_count_as_reasoning_if_their_text_is_nothing_else() -> None:
 def test_the_first_end_of_reasoning_is_the_one_that_cuts_it_short(
     tags: ReasoningTags, ends: tuple[str, ...]
 ) -> None:
-    assert tags.ends == ends
+    assert tags.end_texts == ends
 
 
 def test_a_limit_forces_the_message_and_the_end_of_the_reasoning() -> None:
@@ -169,7 +169,7 @@ def test_a_limit_forces_the_message_and_the_end_of_the_reasoning() -> None:
     assert limit.n_tokens == 7
     assert bytes(limit.forced) == b"Enough.</t>"
     assert limit.start == "<t>"
-    assert limit.ends == ("</t>",)
+    assert limit.end_texts == ("</t>",)
     assert limit.recurs
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyctl.chat.call_formats.scan import coerce_argument
-from pyctl.chat.tool_definitions import ALL_TYPES, Tools, read_tools, types_of
+from pyctl.chat.tool_definitions import ALL_TYPES, Tools, json_types, read_tools
 from pyctl.errors import RequestError
 from tests.effort import examples
 
@@ -68,7 +68,7 @@ def deep(depth: int) -> dict[str, Any]:
     ],
 )
 def test_types_of_a_schema(schema: Any, types: set[str]) -> None:
-    assert types_of(schema, ROOT) == types
+    assert json_types(schema, ROOT) == types
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,10 @@ def test_types_of_a_schema(schema: Any, types: set[str]) -> None:
 )
 def test_words_that_a_schema_lists(schema: Any, words: list[str | None]) -> None:
     function = {"name": "f", "parameters": {"properties": {"a": schema}, **ROOT}}
-    assert Tools.of([{"type": "function", "function": function}]).tools[0].words("a") == words
+    assert (
+        Tools.from_request([{"type": "function", "function": function}]).tools[0].words("a")
+        == words
+    )
 
 
 def test_what_nobody_declared_may_be_anything() -> None:
@@ -104,7 +107,7 @@ def test_what_nobody_declared_may_be_anything() -> None:
         "name": "f",
         "parameters": {"properties": {"a": {"type": "null"}}, "required": ["a", "b"]},
     }
-    tools = Tools.of(
+    tools = Tools.from_request(
         [
             {"type": "function", "function": function},
             {"type": "function", "function": {"name": "g"}},
@@ -114,7 +117,7 @@ def test_what_nobody_declared_may_be_anything() -> None:
     assert tools.types("f", "b") == tools.types("g", "a") == tools.types("h", "a") == ALL_TYPES
     assert tools.tools[0].required == ("a",)
     odd = {"name": "f", "parameters": {"properties": [], "required": "a"}}
-    assert Tools.of([{"type": "function", "function": odd}]).tools[0].required == ()
+    assert Tools.from_request([{"type": "function", "function": odd}]).tools[0].required == ()
 
 
 def named(*names: str) -> list[dict[str, Any]]:

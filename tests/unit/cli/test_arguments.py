@@ -303,12 +303,12 @@ def test_reasoning_joins_the_template_values() -> None:
 )
 def test_the_flag_takes_the_policies_that_a_request_takes_and_the_spill(text: str) -> None:
     try:
-        policy = DiskPolicy.of_server(text)
+        policy = DiskPolicy.from_flag(text)
     except RequestError:
         assert refused("--disk-prefix-cache", text, "--kv-cache-min-tokens", "0")
     else:
         settings = serve("--disk-prefix-cache", text, "--kv-cache-min-tokens", "0")
-        assert DiskPolicy.of_server(settings.disk.disk_policy) == policy
+        assert DiskPolicy.from_flag(settings.disk.disk_policy) == policy
 
 
 def test_flags_of_the_disk_without_a_directory() -> None:
@@ -465,7 +465,7 @@ def test_two_templates_exclude_each_other(tmp_path: Path) -> None:
 
 def test_ubatch_is_cut_to_batch() -> None:
     settings = serve("-b", "256")
-    assert (Resolved.of(settings.model).model.n_ubatch, settings.warnings) == (256, ())
+    assert (Resolved.from_settings(settings.model).model.n_ubatch, settings.warnings) == (256, ())
     settings = serve("-ub", "4096")
     assert (settings.model.n_ubatch, settings.warnings) == (
         2048,

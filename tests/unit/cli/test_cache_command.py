@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pyctl.cli.cache_command import run_cache
-from pyctl.disk.directory import note_model
+from pyctl.disk.directory import record_model_name
 from pyctl.disk.file_format import INDEX, RULES
 from pyctl.errors import ConfigError
 from tests.unit.disk.making import DirectStore, conversation
@@ -26,7 +26,7 @@ Run = Callable[..., tuple[int, str, str]]
 def directory(tmp_path: Path) -> Path:
     """Return three snapshots of one model, the last used first: seeds 3, 2, 1."""
     store = DirectStore(tmp_path, "model", None)
-    note_model(tmp_path, "model", "Coder")
+    record_model_name(tmp_path, "model", "Coder")
     for seed in (1, 2, 3):
         store.write(conversation(seed, turns=1, step=20 * seed)[0], LABEL)
     store.close()
@@ -102,7 +102,7 @@ def test_each_model_has_a_table_and_one_can_be_asked_for(run: Run, directory: Pa
     for fingerprint, name in (("other", "Evil\x1b[2J\nname"), ("third", "")):
         store = DirectStore(directory, fingerprint, None)
         if name:
-            note_model(directory, fingerprint, name)
+            record_model_name(directory, fingerprint, name)
         store.write(conversation(9, turns=1)[0], LABEL)
         store.close()
     lines = run("ls")[1].splitlines()

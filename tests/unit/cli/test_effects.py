@@ -15,7 +15,7 @@ from typing import TypeAlias
 import pytest
 
 from pyctl.cli.arguments import OWNERS
-from pyctl.settings.setting import flags_of
+from pyctl.settings.setting import class_flags
 from tools.house import modules, tree_of
 
 SETTLED = {"InfoFlags", "FlagAliases", "key_file"}
@@ -166,6 +166,6 @@ TEXTS = {
 @pytest.mark.parametrize("owner", OWNERS)
 def test_every_flag_sets_a_field_that_is_read(owner: type[object]) -> None:
     name = owner.__name__
-    flagged = {flag.dest for _, flag in flags_of(owner)}
+    flagged = {flag.dest for _, flag in class_flags(owner)}
     settled = {field for field in flagged & TEXTS if SETTLED & {name, field}}
     assert {field for field in flagged - settled if (name, field) not in READ} == set()

@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from pyctl.cli.arguments import parse_launch
-from pyctl.cli.launched_server import address_of, follow
+from pyctl.cli.launched_server import follow, server_address
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from pyctl.cli.launched_server import address_of, follow
     ],
 )
 def test_the_address_that_a_program_on_this_machine_uses(flags: list[str], address: str) -> None:
-    assert address_of(parse_launch("claude", flags, {})[0]) == address
+    assert server_address(parse_launch("claude", flags, {})[0]) == address
 
 
 class Steps:

@@ -48,13 +48,13 @@ def test_room_is_planned_once_and_again_for_another_file(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planned: list[MemoryPlan] = []
-    wanted = model_loader.wanted_memory
+    wanted = model_loader.required_memory
 
     def counted(*settings: object) -> MemoryPlan:
         planned.append(wanted(*settings))  # type: ignore[arg-type]
         return planned[-1]
 
-    monkeypatch.setattr(model_loader, "wanted_memory", counted)
+    monkeypatch.setattr(model_loader, "required_memory", counted)
     loader = loader_of(model)
     assert loader.fits()
     assert loader.fits()

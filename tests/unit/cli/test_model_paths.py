@@ -11,7 +11,7 @@ import pytest
 
 from pyctl.cli.arguments import CommandSettings, parse_serve
 from pyctl.cli.assemble import assemble
-from pyctl.cli.model_paths import check_files, file_states, found, with_model
+from pyctl.cli.model_paths import check_files, file_states, resolve_files, with_model
 from pyctl.errors import ModelError
 from pyctl.model_files import HubSettings, hub
 
@@ -36,7 +36,7 @@ def fetched(
 
 
 def of_hub(*flags: str) -> CommandSettings:
-    return found(parse_serve(flags, {}))
+    return resolve_files(parse_serve(flags, {}))
 
 
 def stem(path: str) -> str:

@@ -10,11 +10,11 @@ import pytest
 from pyctl.cli.arguments import parse_serve
 from pyctl.cli.logs import LogSettings
 from pyctl.cli.presets import Preset, find_models, models_in
-from pyctl.cli.serve_command import several
+from pyctl.cli.serve_command import build_router
 from pyctl.errors import ConfigError
 from pyctl.mcp import ToolSettings
 from pyctl.server.server_settings import Cors, ListenSettings, RouterSettings, ServerSettings
-from pyctl.settings.setting import flags_of
+from pyctl.settings.setting import class_flags
 from tests.unit.cli.given import at
 
 
@@ -201,7 +201,7 @@ def test_what_is_wrong_is_said_at_the_start(tmp_path: Path, text: str, says: str
     path.write_text(text)
     flags = ["--models-preset", str(path)]
     with pytest.raises(ConfigError) as caught:
-        several(parse_serve(flags, {}), flags, {"HF_HUB_CACHE": str(tmp_path / "hub")})
+        build_router(parse_serve(flags, {}), flags, {"HF_HUB_CACHE": str(tmp_path / "hub")})
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -209,7 +209,7 @@ def test_what_is_wrong_is_said_at_the_start(tmp_path: Path, text: str, says: str
 def of_process() -> set[str]:
     """Return keys for settings that a server has once, under each of their names."""
     owners = (ServerSettings, Cors, ListenSettings, RouterSettings, ToolSettings, LogSettings)
-    flags = [flag for owner in owners for _, flag in flags_of(owner)]
+    flags = [flag for owner in owners for _, flag in class_flags(owner)]
     names = {name.lstrip("-") for flag in flags for name in flag.spellings()}
     return (
         names
@@ -305,9 +305,11 @@ def test_secrets_are_in_no_list_and_count_as_settings(
     sources = []
     for secret in ("SECRET", "other"):
         path.write_text(place.format(line.replace("SECRET", secret)) + "c = 512\n")
-        models = several(parse_serve(flags, {}), flags, {"HF_HUB_CACHE": str(tmp_path / "hub")})
+        models = build_router(
+            parse_serve(flags, {}), flags, {"HF_HUB_CACHE": str(tmp_path / "hub")}
+        )
         assert models is not None
-        sources.append(models.named("a").source)
+        sources.append(models.get("a").source)
     assert sources[0].card.args == ("pyctl", "serve", "--model", "x", "-c", "512")
     assert sources[0].card.preset == "model = x\nc = 512\n"
     assert sources[0] != sources[1], "a reload takes the new one"
@@ -364,10 +366,10 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         ["--models-dir", str(tmp_path / "no")],
     ):
         with pytest.raises(ConfigError, match=r"cannot read --models-\w+ .*no.*: No such file"):
-            several(parse_serve(flags, {}), flags, {})
+            build_router(parse_serve(flags, {}), flags, {})
 
 
 def test_a_model_that_is_named_is_alone(tmp_path: Path) -> None:
     flags = ["-m", "x.gguf", "--models-dir", str(tmp_path)]
-    assert several(parse_serve(flags, {}), flags, {}) is None
-    assert several(parse_serve(["-m", "x.gguf"], {}), ["-m", "x.gguf"], {}) is None
+    assert build_router(parse_serve(flags, {}), flags, {}) is None
+    assert build_router(parse_serve(["-m", "x.gguf"], {}), ["-m", "x.gguf"], {}) is None

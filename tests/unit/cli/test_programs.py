@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pyctl.cli.launch_command import invocation_of
+from pyctl.cli.launch_command import build_invocation
 from pyctl.cli.programs import PROGRAMS, Endpoint
 
 TO = Endpoint("http://127.0.0.1:8099", "sesame", 'a "27B" model', 54321)
@@ -15,7 +15,7 @@ TO = Endpoint("http://127.0.0.1:8099", "sesame", 'a "27B" model', 54321)
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_gets_address_key_and_context(name: str, tmp_path: Path) -> None:
-    made = invocation_of(name, TO, ["--its-own"], {"PATH": "/bin"}, tmp_path)
+    made = build_invocation(name, TO, ["--its-own"], {"PATH": "/bin"}, tmp_path)
     assert made.command[-1] == "--its-own"
     assert made.environment == {"PATH": "/bin", **made.added}
     assert TO.key not in " ".join(made.command), "all users of a machine see that"
@@ -43,7 +43,7 @@ def test_claude_code_gets_its_limit_where_its_own_settings_cannot_change_it(tmp_
         "CLAUDE_CODE_USE_BEDROCK": "1",
         "NO_PROXY": "example.org",
     }
-    made = invocation_of("claude", TO, ["-p", "hi"], environ, tmp_path)
+    made = build_invocation("claude", TO, ["-p", "hi"], environ, tmp_path)
     assert made.command[:2] == ("claude", "--settings")
     settings = json.loads(Path(made.command[2]).read_text())["env"]
     assert settings["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == str(TO.n_ctx)

@@ -17,7 +17,7 @@ SOCKET = "/run/a.sock"
 
 
 def addresses(*bound: object, scheme: str = "http", prefix: str = "") -> Addresses:
-    return Addresses.of(bound, scheme, prefix, lambda: "192.168.1.5")
+    return Addresses.from_sockets(bound, scheme, prefix, lambda: "192.168.1.5")
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_a_server_open_to_the_network_says_so(bound: list[object], warning: str)
 
 
 def test_a_machine_without_a_network_gets_no_address() -> None:
-    found = Addresses.of([ALL], "http", "", lambda: "")
+    found = Addresses.from_sockets([ALL], "http", "", lambda: "")
     assert found.local == "http://127.0.0.1:1"
     assert found.network == ""
     assert found.open_text.endswith("can use this server")

@@ -53,12 +53,12 @@ class RawFile:
         fingerprint = data[at : at + n_fingerprint]
         parent = data[at + n_fingerprint :][:n_parent]
         raw = cls(kind, flags, start, end, created, digest, tag, fingerprint, parent)
-        outs = {part.what: np.empty(part.size, np.uint8) for part in header.parts}
+        outs = {part.kind: np.empty(part.size, np.uint8) for part in header.parts}
         for job in read_jobs(path, header, outs):
             job()
         for part in header.parts:
             raw.parts.append(
-                RawPart(part.what, 0, 0, part.chunk, part.size, [outs[part.what].tobytes()])
+                RawPart(part.kind, 0, 0, part.chunk, part.size, [outs[part.kind].tobytes()])
             )
         return raw
 

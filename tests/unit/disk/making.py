@@ -80,7 +80,7 @@ class DirectStore:
 
     def touch(self, prefix: Prefix) -> None:
         with self.directory.changing() as transaction:
-            transaction.touch(self.folder.key(StateName.of(prefix)))
+            transaction.touch(self.folder.key(StateName.from_prefix(prefix)))
 
     def close(self) -> None:
         self.directory.close()
@@ -118,7 +118,7 @@ def snapshot(
     probe = Snapshot(Prefix(b"", n), at, State())
     prefix = PromptMatch(probe.last_tokens(probe.n)).prefix(n)
     blob = np.random.default_rng(n).integers(0, 256, state, dtype=np.uint8) if state else NOTHING
-    return Snapshot(prefix, at, State.of(blob), exact)
+    return Snapshot(prefix, at, State.from_parts(blob), exact)
 
 
 def conversation(
@@ -144,8 +144,8 @@ def drafting(made: list[Snapshot]) -> list[Snapshot]:
         link = each.segment
         parent = found[-1].segment if found else None
         rows = draft_block(DRAFT_BASE + DRAFT_ROW * link.tokens.size, link.end)
-        copy = Segment(link.start, link.tokens, link.rows, parent, link.ends, draft_rows=rows)
-        state = State.of(each.state.recurrent, draft_block(DRAFT_STATE, each.n + 1))
+        copy = Segment(link.start, link.tokens, link.rows, parent, link.batch_ends, draft_rows=rows)
+        state = State.from_parts(each.state.recurrent, draft_block(DRAFT_STATE, each.n + 1))
         found.append(Snapshot(each.prefix, copy, state, each.exact))
     return found
 
@@ -156,7 +156,7 @@ def flat(given: Snapshot) -> list[tuple[object, ...]]:
             link.start,
             last,
             link.tokens.tolist(),
-            link.ends,
+            link.batch_ends,
             link.rows.tobytes(),
             link.draft_rows.tobytes(),
         )
@@ -170,7 +170,7 @@ def check_equal(found: Snapshot | None, expected: Snapshot) -> None:
     assert found.state.draft.tobytes() == expected.state.draft.tobytes()
     assert found.exact == expected.exact
     assert flat(found) == flat(expected)
-    assert found.ends == expected.ends
+    assert found.batch_ends == expected.batch_ends
 
 
 def check_read(store: DirectStore, expected: Snapshot) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pyctl.cache.snapshot import Snapshot, State
-from pyctl.disk.chain import ChainNames, blocks_of, open_chain
+from pyctl.disk.chain import ChainNames, open_chain, segment_blocks
 from pyctl.disk.file_format import PartKind, SegmentName, StateName
 from pyctl.errors import NotWrittenError
 from tests.unit.disk.making import (
@@ -49,7 +49,7 @@ def test_rows_of_another_way_to_the_same_tokens_stay_apart(open_store: Opener) -
     """
     first = segment(range(20))
     reply = segment(range(100, 120), first)
-    reply.ends = ()
+    reply.batch_ends = ()
     made = snapshot(reply, exact=False)
     store = open_store()
     store.write(made)
@@ -64,13 +64,13 @@ def test_rows_of_another_way_to_the_same_tokens_stay_apart(open_store: Opener) -
 
 def test_the_parts_of_a_segment_are_bytes() -> None:
     made = segment(range(20))
-    blocks = blocks_of(made)
+    blocks = segment_blocks(made)
     assert blocks.keys() == {PartKind.TOKENS, PartKind.ENDS, PartKind.ROWS}
     assert blocks[PartKind.TOKENS].view("<i4").tolist() == list(range(20))
     assert blocks[PartKind.ENDS].view("<u4").tolist() == [10, 20]
     assert blocks[PartKind.ROWS] is made.rows
     made.draft_rows = np.ones(7, np.uint8)
-    assert blocks_of(made)[PartKind.DRAFT_ROWS].size == 7
+    assert segment_blocks(made)[PartKind.DRAFT_ROWS].size == 7
 
 
 def test_the_missing_segments_are_those_above_the_deepest_one_on_disk() -> None:
@@ -124,10 +124,10 @@ def test_rows_that_were_dropped_have_no_name() -> None:
 
 def test_a_chain_is_opened_with_its_tokens(store: DirectStore, made: list[Snapshot]) -> None:
     last = made[-1]
-    top, chain, tokens = open_chain(store.home, StateName.of(last.prefix), None, run)
+    top, chain, tokens = open_chain(store.home, StateName.from_prefix(last.prefix), None, run)
     assert tokens.tolist() == last.last_tokens(last.n).tolist()
     assert [(each.start, each.last) for each in chain] == [(0, 20), (20, 40), (40, 60)]
-    assert [each.ends for each in chain] == [link.ends for link in reversed(last.chain)]
+    assert [each.batch_ends for each in chain] == [link.batch_ends for link in reversed(last.chain)]
     assert top.last == 60
     assert top.start == 0
 
@@ -139,7 +139,7 @@ def run(jobs: Iterable[Callable[[], None]]) -> None:
 
 def test_large_parts_have_memory_once_it_is_made(store: DirectStore, made: list[Snapshot]) -> None:
     last = made[-1]
-    top, chain, _ = open_chain(store.home, StateName.of(last.prefix), None, run)
+    top, chain, _ = open_chain(store.home, StateName.from_prefix(last.prefix), None, run)
     assert chain[0].segment(None).rows.size == 0
     run(chain[0].make_space(lambda size: np.zeros(size, np.uint8), None))
     assert chain[0].large_bytes == last.segment_at(1).rows.nbytes
@@ -149,7 +149,7 @@ def test_large_parts_have_memory_once_it_is_made(store: DirectStore, made: list[
 
 
 def test_a_segment_that_was_made_before_is_filled(store: DirectStore, made: list[Snapshot]) -> None:
-    _, chain, _ = open_chain(store.home, StateName.of(made[0].prefix), None, run)
+    _, chain, _ = open_chain(store.home, StateName.from_prefix(made[0].prefix), None, run)
     link = chain[0].segment(None)
     run(chain[0].fill(link, lambda size: np.zeros(size, np.uint8), None))
     assert link.rows.tobytes() == made[0].segment.rows.tobytes()
@@ -162,7 +162,7 @@ def test_a_chain_without_one_of_its_files_is_missing(
     (path,) = store.home.glob("20-40-*")
     path.unlink()
     with pytest.raises(FileNotFoundError):
-        open_chain(store.home, StateName.of(made[-1].prefix), None, run)
+        open_chain(store.home, StateName.from_prefix(made[-1].prefix), None, run)
 
 
 def test_files_may_have_other_paths_until_they_are_published(
@@ -170,7 +170,7 @@ def test_files_may_have_other_paths_until_they_are_published(
 ) -> None:
     (path,) = store.home.glob("20-*.state")
     path.rename(path.with_name("elsewhere"))
-    name = StateName.of(made[0].prefix)
+    name = StateName.from_prefix(made[0].prefix)
     paths = {name: path.with_name("elsewhere")}
     _, _, tokens = open_chain(store.home, name, None, run, paths)
     assert tokens.size == 20

@@ -57,7 +57,7 @@ def test_snapshots_that_are_not_for_the_disk_are_not_written(disk: Disk) -> None
 def test_evicted_snapshots_are_written_if_they_are_worth_it(
     tmp_path: Path, policy: str, worth: float, n: int
 ) -> None:
-    disk = tier_on(tmp_path, policy=DiskPolicy.of_server(policy))
+    disk = tier_on(tmp_path, policy=DiskPolicy.from_flag(policy))
     made: Snapshot = conversation(1, turns=6)[-1]
     disk.evict(made, worth, rows_of)
     assert disk.awaits_rows == bool(n)

@@ -60,8 +60,8 @@ def write(store: DirectStore, snapshots: list[Snapshot]) -> None:
 def chunks_of(path: Path, what: PartKind) -> tuple[int, int]:
     """Return the span of bytes of a part in a file."""
     header = read_header(path)
-    n_before = sum(len(part.chunks) for part in header.parts if part.what < what)
-    n_with = sum(len(part.chunks) for part in header.parts if part.what <= what)
+    n_before = sum(len(part.chunks) for part in header.parts if part.kind < what)
+    n_with = sum(len(part.chunks) for part in header.parts if part.kind <= what)
     return header.offsets[n_before], header.offsets[n_with]
 
 

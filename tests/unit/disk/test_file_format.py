@@ -82,7 +82,7 @@ def test_files_made_by_hand(open_store: Callable[..., DirectStore]) -> None:
     made = snapshot(segment(range(100, 120)), 15)
     rows = made.segment
     tokens = rows.tokens.astype("<i4").tobytes()
-    ends = np.array(rows.ends, "<u4").tobytes()
+    ends = np.array(rows.batch_ends, "<u4").tobytes()
     data = rows.rows.tobytes()
     tag = digest(b"\0" + ends + struct.pack("<QI", len(data), zlib.crc32(data)), 8)
     whole = digest(tokens, 16)

@@ -59,7 +59,7 @@ def test_a_hidden_state_is_back_after_a_look(open_store: Opener) -> None:
     store = open_store()
     made = conversation(1)[0]
     store.write(made)
-    store.directory.hide("model", StateName.of(made.prefix))
+    store.directory.hide("model", StateName.from_prefix(made.prefix))
     assert not store.contains(made.prefix)
     assert store.lengths() == set()
     store.directory.refresh()
@@ -73,7 +73,7 @@ def test_a_transaction_that_fails_changes_nothing_that_is_shown(open_store: Open
 
     def fail() -> None:
         with store.directory.changing() as transaction:
-            transaction.graph.remove(store.folder.key(StateName.of(made.prefix)))
+            transaction.graph.remove(store.folder.key(StateName.from_prefix(made.prefix)))
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):

@@ -38,7 +38,7 @@ def test_a_file_that_is_gone_is_still_listed_until_a_read(open_store: Opener) ->
     store = open_store()
     made = conversation(1)[0]
     store.write(made)
-    name = StateName.of(made.prefix)
+    name = StateName.from_prefix(made.prefix)
     (store.home / str(name)).unlink()
     assert store.folder.contains(made.prefix)
     assert not store.folder.has_file(name)

@@ -83,7 +83,7 @@ def test_a_state_that_the_model_refuses_is_removed(
     store = open_store()
     removals: list[Callable[[], None]] = []
     store.reader.run_soon = removals.append
-    store.reader.refuse(made[-1].prefix)
+    store.reader.discard(made[-1].prefix)
     assert not store.contains(made[-1].prefix), "at once, although the file is still there"
     (remove,) = removals
     remove()

@@ -37,7 +37,7 @@ def test_the_list_survives_a_restart(
     log = RecentPrompts()
     files = RecentFiles(path)
     for ids, at in recent:
-        log.add(Prompt.of(ids, at))
+        log.add(Prompt.from_ids(ids, at))
         files.save(log.newest_first())
         loaded = RecentPrompts()
         loaded.load(RecentFiles(path).load())

@@ -18,10 +18,10 @@ from pyctl.disk.file_format import CorruptFileError, Header, PartKind, SegmentNa
 from pyctl.disk.segment_files import (
     NOT_DAMAGE,
     check_jobs,
-    parts_of,
     read_header,
     read_jobs,
     remove_file,
+    segment_parts,
     write_file,
 )
 
@@ -37,7 +37,7 @@ def written(home: Path, *blocks: Block) -> Path:
     path.touch()
     kinds = (PartKind.STATE, PartKind.DRAFT_STATE)
     parts = dict(zip(kinds, blocks, strict=False))
-    header = Header("model", NAME, PARENT, True, 1.5, parts_of(parts))
+    header = Header("model", NAME, PARENT, True, 1.5, segment_parts(parts))
     write_file(path, header, parts)
     return path
 

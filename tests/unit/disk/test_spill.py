@@ -13,7 +13,7 @@ import pytest
 
 from pyctl.cache.block_sizes import BlockSizes
 from pyctl.cache.snapshot import NOTHING, Snapshot, State
-from pyctl.disk.write_job import WriteJob, copy_of
+from pyctl.disk.write_job import WriteJob, detached_copy
 from pyctl.disk.writer import SPILLED_PER_DAY
 from tests.unit.disk.making import (
     ROW,
@@ -32,7 +32,7 @@ Opener = Callable[..., DirectStore]
 
 def leaving(made: Snapshot) -> Snapshot:
     """Return the part of a snapshot to be written when it leaves RAM."""
-    job = WriteJob(copy_of(made), weakref.ref(made), False, 0.0)
+    job = WriteJob(detached_copy(made), weakref.ref(made), False, 0.0)
     job.take_rows(made, list)
     return job.snapshot
 

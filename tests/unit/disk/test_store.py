@@ -80,7 +80,7 @@ def test_big_parts_are_raw_in_many_chunks(open_store: Opener) -> None:
     rows = np.zeros(10_000_002, np.uint8)
     state = np.zeros(6_000_000, np.uint8)
     made = snapshot(Segment(0, tokens, rows, None, (3000,)), state=None)
-    made = Snapshot(made.prefix, made.segment, State.of(state))
+    made = Snapshot(made.prefix, made.segment, State.from_parts(state))
     store = open_store()
     n_bytes = rows.nbytes + state.nbytes
     assert n_bytes < store.write(made) == store.directory.n_bytes < n_bytes + tokens.nbytes + 500
@@ -209,5 +209,5 @@ def test_what_is_known_of_the_index_is_what_is_in_it(open_store: Opener) -> None
             key: record.hits for key, record in fresh.records.items()
         }
         states = {record.name for record in fresh.records.values() if record.is_state}
-        assert set(store.directory.contents.of("model")) == states
+        assert set(store.directory.contents.states_of("model")) == states
     check_directory(stores[0])

@@ -34,7 +34,7 @@ def test_hits_and_pins_are_in_the_index_and_the_graph(
     store = open_store()
     made = conversation(1)[0]
     store.write(made)
-    key = store.folder.key(StateName.of(made.prefix))
+    key = store.folder.key(StateName.from_prefix(made.prefix))
     clock.advance(60)
     with store.directory.changing() as transaction:
         assert transaction.graph.records[key].hits == 0
@@ -52,7 +52,7 @@ def test_a_discarded_graph_is_read_again(open_store: Opener) -> None:
     made = conversation(1)[0]
     store.write(made)
     with store.directory.changing() as transaction:
-        transaction.graph.remove(store.folder.key(StateName.of(made.prefix)))
+        transaction.graph.remove(store.folder.key(StateName.from_prefix(made.prefix)))
         transaction.discard_graph()
         assert len(transaction.graph.records) == 2
     check_directory(store)

@@ -160,7 +160,7 @@ def test_prompts_are_checked_with_the_rest(store: DirectStore) -> None:
     prompts = store.home / PROMPTS
     log = RecentPrompts()
     for seed in range(3):
-        log.add(Prompt.of([seed, *range(50)]))
+        log.add(Prompt.from_ids([seed, *range(50)]))
     RecentFiles(prompts).save(log.newest_first())
     first, second, third = sorted(prompts.iterdir())
     first.write_bytes(second.read_bytes()[:-1])

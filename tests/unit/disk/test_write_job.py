@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pyctl.cache.snapshot import NOTHING, Block, Segment, Snapshot
-from pyctl.disk.write_job import CHANGES, JobState, WriteJob, copy_of
+from pyctl.disk.write_job import CHANGES, JobState, WriteJob, detached_copy
 from pyctl.errors import NotWrittenError
 from tests.unit.disk.making import conversation
 
@@ -32,7 +32,7 @@ def held(made: Snapshot) -> Snapshot:
 
 
 def job_of(made: Snapshot, state: JobState = JobState.READY) -> WriteJob:
-    return WriteJob(copy_of(made), weakref.ref(made), True, 1.0, state)
+    return WriteJob(detached_copy(made), weakref.ref(made), True, 1.0, state)
 
 
 def from_device(segments: Sequence[Segment]) -> list[Block]:
@@ -67,8 +67,10 @@ def test_every_state_can_be_reached_and_ends() -> None:
 
 def test_cancelled_jobs_come_first_then_chosen_ones_then_those_in_ram() -> None:
     made = conversation(1)[0]
-    spilled = WriteJob(copy_of(made), weakref.ref(made), False, 9.0, JobState.COPYING, n_bytes=100)
-    denser = replace(spilled, worth=5.0, n_bytes=10)
+    spilled = WriteJob(
+        detached_copy(made), weakref.ref(made), False, 9.0, JobState.COPYING, n_bytes=100
+    )
+    denser = replace(spilled, value=5.0, n_bytes=10)
     chosen = job_of(made)
     evicted = replace(chosen, n_bytes=100)
     cancelled = replace(spilled, state=JobState.CANCELLED)
@@ -121,7 +123,7 @@ def test_rows_of_a_snapshot_that_is_gone_are_not_asked_for() -> None:
 
 def test_a_copy_keeps_bytes_that_the_cache_gives_up() -> None:
     made = conversation(2)[-1]
-    copy = copy_of(made)
+    copy = detached_copy(made)
     rows = [each.rows.tobytes() for each in made.chain]
     for segment in made.chain:
         segment.drop()

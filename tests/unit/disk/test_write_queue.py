@@ -88,7 +88,7 @@ def snapshot(seed: int, n_held: int = 0, n: int = 50) -> Snapshot:
             segment.held = Cells()
     assert segment is not None
     return Snapshot(
-        PromptMatch(tokens).prefix(tokens.size), segment, State.of(np.zeros(4, np.uint8))
+        PromptMatch(tokens).prefix(tokens.size), segment, State.from_parts(np.zeros(4, np.uint8))
     )
 
 

@@ -124,7 +124,7 @@ class QueueMachine(RuleBasedStateMachine):
                 segment.rows = np.frombuffer(rows_for(segment), np.uint8)
         assert segment is not None
         prefix = PromptMatch(tokens).prefix(tokens.size)
-        self.cached[seed] = Snapshot(prefix, segment, State.of(np.zeros(1, np.uint8)))
+        self.cached[seed] = Snapshot(prefix, segment, State.from_parts(np.zeros(1, np.uint8)))
 
     def pick(self, number: int) -> tuple[int, Snapshot]:
         seeds = sorted(self.cached)

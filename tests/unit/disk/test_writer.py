@@ -122,7 +122,7 @@ class WriterHistories(RuleBasedStateMachine):
         store.directory.refresh()
         before = dict(store.folder.states)
         snapshot = self.made[process, is_exact][at]
-        name = StateName.of(snapshot.prefix)
+        name = StateName.from_prefix(snapshot.prefix)
         store.write(snapshot, spilled=is_spilled)
         assert not (before.get(name) and store.folder.states.get(name) is False), (
             "an exact one is not replaced by one that is not"
@@ -138,7 +138,7 @@ class WriterHistories(RuleBasedStateMachine):
             with failing(**failure):
                 store.write(snapshot)
         except OSError:
-            name = StateName.of(snapshot.prefix)
+            name = StateName.from_prefix(snapshot.prefix)
             self.check_failed(store, name, failure["call"], before)
         if failure["call"] == "unlink":
             store.directory.recover()  # evicted files that went, temp files that did not
@@ -178,7 +178,7 @@ class WriterHistories(RuleBasedStateMachine):
         for process, store in enumerate(self.stores):
             store.directory.refresh()
             for each in self.made[process, True]:
-                is_exact = store.folder.states.get(StateName.of(each.prefix))
+                is_exact = store.folder.states.get(StateName.from_prefix(each.prefix))
                 if is_exact is None:
                     continue
                 snapshot = store.read(each.prefix, each.last_tokens(each.n))
@@ -298,7 +298,7 @@ def test_a_snapshot_that_is_removed_while_it_is_written_is_not_published(
 def test_a_prefix_that_is_too_long_is_not_written(open_store: Opener) -> None:
     store = open_store()
     far = Segment(MAX_TOKENS, as_tokens([1]), np.zeros(48, np.uint8), None)
-    made = Snapshot(Prefix(bytes(16), far.end), far, State.of(np.zeros(9, np.uint8)))
+    made = Snapshot(Prefix(bytes(16), far.end), far, State.from_parts(np.zeros(9, np.uint8)))
     assert store.write(made) == 0
     assert on_disk(store.directory.path) == []
 

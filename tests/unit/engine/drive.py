@@ -69,7 +69,7 @@ def chat(*messages: tuple[int, int]) -> Prompt:
     """Return messages (seed, length) and a generation header, as the tiny models' tokens."""
     parts = [[START, *np.random.default_rng(seed).integers(0, 250, n - 1)] for seed, n in messages]
     tokens = np.concatenate([*parts, [START, 97, 115]])
-    return Prompt.of(tokens, np.flatnonzero(tokens == START))
+    return Prompt.from_ids(tokens, np.flatnonzero(tokens == START))
 
 
 def tier_of(engine: Engine) -> Disk:

@@ -19,4 +19,4 @@ def chat(*messages: tuple[int, int]) -> Prompt:
         np.random.default_rng(seed).integers(1, 60, length)
         for seed, length in (*messages, (999, 4))
     ]
-    return Prompt.of(np.concatenate(parts), np.cumsum([part.size for part in parts])[:-1])
+    return Prompt.from_ids(np.concatenate(parts), np.cumsum([part.size for part in parts])[:-1])

@@ -76,7 +76,7 @@ def test_a_slot_is_saved_erased_and_restored(make: Any, tmp_path: Path) -> None:
     assert result(bench.admin.erase(5)) == 307  # numbers wrap around
     assert result(bench.admin.erase(0)) == 0
     assert result(other.admin.restore(0, path)).n_tokens == 307
-    longer = Prompt.of([*PROMPT.tokens, *first.tokens[:-1], 7, 8, 9])
+    longer = Prompt.from_ids([*PROMPT.tokens, *first.tokens[:-1], 7, 8, 9])
     reply = other.ask(longer)
     assert reply.stats.source == "live"
     assert reply.stats.n_cached == 307
@@ -220,7 +220,7 @@ def test_conversations_are_counted_by_their_ends(make: Any) -> None:
     bench = make()
     assert result(bench.admin.n_kept()) == 0
     bench.ask(PROMPT)
-    bench.ask(Prompt.of([1 + i % 59 for i in range(300)], [100, 290]))
+    bench.ask(Prompt.from_ids([1 + i % 59 for i in range(300)], [100, 290]))
     assert result(bench.admin.n_kept()) == 2
 
 

@@ -89,7 +89,7 @@ def test_a_next_turn_does_not_wait_for_all_of_a_long_prompt(kind: str, leaves: b
     prefetch.n_ready = looks = Mock(wraps=prefetch.n_ready)
     long = submit(engine, prompt_of(2, 64 * 50), 4)
     engine.step()
-    longer = Prompt.of(
+    longer = Prompt.from_ids(
         np.concatenate((conversation.tokens, prompt_of(3, 40).tokens)), conversation.boundaries
     )
     turn = submit(engine, longer, 4, sampling=ENDLESS)

@@ -15,7 +15,7 @@ from pyctl.engine.backend import (
     Evaluator,
     Placement,
     SequenceTokens,
-    Verify,
+    VerifyOutputs,
     Vocabulary,
 )
 from pyctl.llama.llama_backend import LlamaBackend
@@ -70,7 +70,7 @@ def test_by_default_nothing_is_drafted_and_nothing_is_taken_back() -> None:
     assert facts.n_rollback == 0
     assert facts.max_drafts == 0
     assert facts.draft_type == ""
-    assert Verify(0).drafts == ()
+    assert VerifyOutputs(0).drafts == ()
 
 
 def test_by_default_all_is_in_half_precision_on_the_cpu() -> None:

@@ -28,7 +28,7 @@ from tests.unit.engine.draft.guesses import Guesses
 from tests.unit.engine.drive import ask, cold, collect, request, run_all
 from tests.unit.engine.test_scheduler import ENDLESS
 
-PROMPT = Prompt.of(np.random.default_rng(5).integers(1, 60, 150), [100, 146])
+PROMPT = Prompt.from_ids(np.random.default_rng(5).integers(1, 60, 150), [100, 146])
 
 
 @cache
@@ -130,7 +130,9 @@ class Pieces(FakeBackend):
 def test_tokens_that_begin_behind_a_stop_string_have_no_probabilities(
     seed: int, stop: list[str], n: int
 ) -> None:
-    handle = RequestHandle(request(Prompt.of([seed, 5, 9], []), n, stop=tuple(stop), n_probs=1))
+    handle = RequestHandle(
+        request(Prompt.from_ids([seed, 5, 9], []), n, stop=tuple(stop), n_probs=1)
+    )
     backend = Pieces()
     engine = Engine(backend, RamCache(0, 0), EngineSettings())
     run_all(engine, handle)

@@ -70,7 +70,7 @@ def test_each_turn_after_a_restart_goes_on_where_the_last_ended(
 def test_policy_full_writes_a_prompt_without_messages_while_the_server_runs(
     tmp_path: Path, kind: str
 ) -> None:
-    prompt = Prompt.of(np.random.default_rng(7).integers(1, 60, 900))
+    prompt = Prompt.from_ids(np.random.default_rng(7).integers(1, 60, 900))
     killed = engine_on(tmp_path, kind, "full")
     expected = ask(killed, prompt).tokens
     assert killed.prefix_cache.disk.flush(60)

@@ -18,7 +18,7 @@ def test_generated_text_is_reused_unless_exact() -> None:
         engine = engine_of(FakeBackend(), exact=exact)
         prompt = chat((1, 300))
         reply = ask(engine, prompt, n=10)
-        follow = Prompt.of([*prompt.tokens, *reply.tokens, *range(1, 40)], prompt.boundaries)
+        follow = Prompt.from_ids([*prompt.tokens, *reply.tokens, *range(1, 40)], prompt.boundaries)
         stats = ask(engine, follow).done.stats
         evaluated = len(prompt) + len(reply.tokens) - (1 if reply.done.stop_type == "limit" else 0)
         assert stats.n_cached == (300 if exact else evaluated), exact
@@ -120,11 +120,11 @@ def test_what_a_client_wants_forgotten_is_neither_read_nor_kept() -> None:
         assert stats.source == "none"
         assert stats.n_saved == 0
     cache = engine.prefix_cache.cache
-    assert not cache.ends
+    assert not cache.prompt_ends
     ask(engine, prompt)
-    assert len(cache.ends) == 1
+    assert len(cache.prompt_ends) == 1
     cache.clear()
-    assert len(cache.ends) == 0
+    assert len(cache.prompt_ends) == 0
     assert cache.n_bytes == 0
 
 
@@ -134,10 +134,10 @@ def test_a_miss_names_the_first_differing_token() -> None:
     ask(engine, prompt)
     edited: Tokens = prompt.tokens.copy()
     edited[440] = 59 - edited[440]
-    stats = ask(engine, Prompt.of(edited, prompt.boundaries)).done.stats
+    stats = ask(engine, Prompt.from_ids(edited, prompt.boundaries)).done.stats
     assert (stats.miss.position, stats.miss.nearest, stats.miss.is_by_chance) == (440, 300, False)
     edited[400] = 59 - edited[400]
-    assert ask(engine, Prompt.of(edited, prompt.boundaries)).done.stats.miss.is_by_chance
+    assert ask(engine, Prompt.from_ids(edited, prompt.boundaries)).done.stats.miss.is_by_chance
 
 
 @pytest.mark.parametrize("budget", [16_000, None])

@@ -108,7 +108,7 @@ class Conversations(RuleBasedStateMachine):
         batch=st.sampled_from([(64, 0), (64, 50), (256, 120)]),
         can_hold=st.sampled_from([True, True, False]),
         n_cells=st.sampled_from([N_CTX, 6000, 8192]),
-        pool=st.sampled_from([None, None, None, PoolPlan.of(2, N_CTX, 4, 1000)]),
+        pool=st.sampled_from([None, None, None, PoolPlan.for_layers(2, N_CTX, 4, 1000)]),
     )
     def start(
         self,
@@ -273,7 +273,9 @@ class Conversations(RuleBasedStateMachine):
                 best = max(best, n)
             elif self.kind == "attention":
                 inside = [
-                    end for end in snapshot.ends if end in ends and end <= min(n, len(prompt) - 1)
+                    end
+                    for end in snapshot.batch_ends
+                    if end in ends and end <= min(n, len(prompt) - 1)
                 ]
                 best = max([best, *inside])
         return best

@@ -34,7 +34,7 @@ def test_a_long_prefill_is_seen_and_a_short_one_is_not(
     backend = FakeBackend(n_ubatch=64)
     engine = Engine(backend, RamCache(32, None), EngineSettings(), clock=clock)
     with caplog.at_level(logging.INFO, logger=progress.__name__):
-        ask(engine, Prompt.of([1 + i % 60 for i in range(200)]))
+        ask(engine, Prompt.from_ids([1 + i % 60 for i in range(200)]))
     lines = [record.getMessage() for record in caplog.records if record.name == progress.__name__]
     assert [line.split()[:6] for line in lines] == [
         ["prefill", str(n), "of", "200", "tokens", "evaluated"] for n in at
@@ -56,7 +56,7 @@ def test_the_estimate_grows_with_the_cost_of_a_token(percent: int) -> None:
         return sum((0.001 + 0.0016 * (n / total)) for n in range(first, last))
 
     for end in range(batch, total, batch):
-        costs.note_evaluated(end - batch, end, seconds(end - batch, end))
+        costs.record_evaluated(end - batch, end, seconds(end - batch, end))
     shown = progress.PrefillLog(1, 0, total, costs, lambda: now)
     assert shown.seconds_left == 0
     n = total * percent // 100 // batch * batch
@@ -106,7 +106,7 @@ def test_an_embedded_text_is_a_call_and_a_prompt() -> None:
 
 def test_replies_are_summed() -> None:
     counters = EngineCounters()
-    drafts = DraftCounts.of(4, 3)
+    drafts = DraftCounts.of_draft(4, 3)
     for n_predicted in (10, 0):
         counters.count_reply(Timings(5, 7, 2.0, n_predicted, 8.0, 60.0, drafts))
     assert counters.n_cached == 10

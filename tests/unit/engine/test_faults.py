@@ -236,7 +236,7 @@ def test_close_interrupts_a_long_evaluation_or_reports_it(faulty: Any, stops: bo
     backend, worker, _ = faulty(is_held=True, times=replace(LOOKS_OFTEN, finish=0.1))
     if not stops:
         backend.interrupt = lambda: None
-    handle = worker.submit(request(Prompt.of([5] * 200)))
+    handle = worker.submit(request(Prompt.from_ids([5] * 200)))
     assert backend.waits.wait(60)
     assert worker.close(60 if stops else 0.3) is stops
     assert isinstance(error_of(handle), UnavailableError), (
@@ -286,7 +286,7 @@ def test_the_loss_of_a_device_ends_the_service_with_the_cache_on_disk(tmp_path: 
         backend = Remote("hybrid")
         tier = tier_on(tmp_path / str(is_idle)) if has_disk else None
         if tier is not None:
-            tier.policy = DiskPolicy.of_server("spill")  # all is written in the end
+            tier.policy = DiskPolicy.from_flag("spill")  # all is written in the end
         engine = Engine(
             backend, RamCache(8, None), EngineSettings(), tier, clock=ManualClock()
         )  # no time passes
@@ -294,7 +294,7 @@ def test_the_loss_of_a_device_ends_the_service_with_the_cache_on_disk(tmp_path: 
         check_serves(worker)
         if not is_idle:
             backend.held = True
-            handle = worker.submit(request(Prompt.of([5] * 200)))
+            handle = worker.submit(request(Prompt.from_ids([5] * 200)))
             assert backend.waits.wait(60)
         backend.is_lost = True
         with pytest.raises(EngineError, match="the worker a:1 is lost"):

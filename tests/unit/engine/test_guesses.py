@@ -37,19 +37,19 @@ class Told:
 
 
 def told(
-    kind: Literal["attention", "hybrid"], n_right: int, *, clear_idle: bool, sees_texts: bool
+    kind: Literal["attention", "hybrid"], n_right: int, *, clear_idle: bool, may_read_prompts: bool
 ) -> Told:
     """Return the figures that a client gets whose prompt has the first ``n_right`` tokens of
     another client's conversation.
     """
     backend = FakeBackend(kind, n_seqs=2)
     engine = engine_of(backend, clear_idle=clear_idle)
-    theirs = ask(engine, Prompt.of(PROMPT), N_REPLY)
+    theirs = ask(engine, Prompt.from_ids(PROMPT), N_REPLY)
     conversation = [*PROMPT, *theirs.tokens]
     dones: list[Done] = []
     for end in (WRONG, WRONG + 1):
-        guess = Prompt.of([*conversation[:n_right], *[end] * 70])
-        done = ask(engine, guess, 1, sees_texts=sees_texts).done
+        guess = Prompt.from_ids([*conversation[:n_right], *[end] * 70])
+        done = ask(engine, guess, 1, may_read_prompts=may_read_prompts).done
         assert done is not None
         dones.append(done)
     first, second = dones
@@ -65,14 +65,15 @@ def test_no_count_steps_by_single_tokens(
 ) -> None:
     """Neither within a prompt of another client nor within a reply to it."""
     guesses = range(first, first + MIN_BATCH + 2)
-    found = [told(kind, n, clear_idle=clear_idle, sees_texts=False) for n in guesses]
+    found = [told(kind, n, clear_idle=clear_idle, may_read_prompts=False) for n in guesses]
     assert sum(a != b for a, b in pairwise(found)) <= 2, found
 
 
 def test_a_client_that_sees_texts_resumes_at_any_token() -> None:
     """The others pay for privacy with up to a block of tokens that they evaluate again."""
     found = [
-        told("attention", n, clear_idle=True, sees_texts=True).n_cached for n in (150, 151, 152)
+        told("attention", n, clear_idle=True, may_read_prompts=True).n_cached
+        for n in (150, 151, 152)
     ]
     assert found == [150, 151, 152]
 
@@ -82,6 +83,6 @@ def test_a_planted_text_is_not_drafted_from() -> None:
     engine = engine_of(FakeBackend())
     heard = list[int]()
     engine.prefix_cache.recent.listener = lambda tokens: heard.append(int(tokens.size))
-    for n, sees_texts in ((40, False), (50, True)):
-        ask(engine, Prompt.of([n] * n), 1, sees_texts=sees_texts)
+    for n, may_read_prompts in ((40, False), (50, True)):
+        ask(engine, Prompt.from_ids([n] * n), 1, may_read_prompts=may_read_prompts)
     assert heard == [50]

@@ -24,7 +24,7 @@ def test_a_consumer_pauses_only_for_pieces_that_come_faster(seconds: float, paus
         paused.append(length)
         await step(0)
 
-    handle = RequestHandle(Request(Prompt.of([1])), lambda: now, pause)
+    handle = RequestHandle(Request(Prompt.from_ids([1])), lambda: now, pause)
 
     async def produce() -> None:
         nonlocal now

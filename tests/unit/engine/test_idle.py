@@ -10,7 +10,7 @@ from pyctl.cache.ports import AGAIN_SECONDS
 from pyctl.engine.idle import IDLE_SECONDS, PREPARE_SECONDS, IdleFacts, IdleSchedule, IdleTask
 from tests.unit.engine.drive import ManualClock
 
-LOADED = IdleFacts(is_asleep=False, can_prepare=False, is_writing=False, prewarm_seconds=None)
+LOADED = IdleFacts(is_asleep=False, needs_warm_up=False, is_writing=False, prewarm_seconds=None)
 
 
 class Bench:
@@ -97,7 +97,7 @@ def test_writes_of_rows_that_only_the_device_has_come_before_unloading() -> None
 
 def test_kernels_are_loaded_after_a_moment() -> None:
     bench = Bench()
-    ready = replace(LOADED, can_prepare=True)
+    ready = replace(LOADED, needs_warm_up=True)
     assert bench.seconds(ready) == PREPARE_SECONDS
     assert bench.after(PREPARE_SECONDS, ready) is IdleTask.PREPARE
 
@@ -105,6 +105,6 @@ def test_kernels_are_loaded_after_a_moment() -> None:
 def test_of_several_due_tasks_the_most_urgent_runs() -> None:
     bench = Bench(sleep_seconds=1.0)
     bench.schedule.restart()
-    facts = replace(LOADED, can_prepare=True)
+    facts = replace(LOADED, needs_warm_up=True)
     assert bench.after(IDLE_SECONDS, facts) is IdleTask.SLEEP
     assert list(IdleTask) == [IdleTask.PREWARM, IdleTask.SLEEP, IdleTask.COPY, IdleTask.PREPARE]

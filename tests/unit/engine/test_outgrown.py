@@ -32,7 +32,7 @@ def conversation(seed: int, lengths: list[int]) -> Prompt:
         for i, n in enumerate(lengths)
     ]
     tokens = np.concatenate([*parts, [63, 61, 62]])
-    return Prompt.of(tokens, np.flatnonzero(tokens == 63))
+    return Prompt.from_ids(tokens, np.flatnonzero(tokens == 63))
 
 
 class WatchedCache(RamCache):

@@ -44,7 +44,7 @@ LONG = chat(*((seed, 300) for seed in range(10)))
 
 LIMITS = DeviceLimits(piece_bytes=PIECE, unwritten_bytes=BEHIND)
 
-POOL = PoolPlan.of(2, 4096, 4, 1000)
+POOL = PoolPlan.for_layers(2, 4096, 4, 1000)
 
 
 @pytest.fixture(autouse=True, params=[None, POOL], ids=["cells", "pool"])
@@ -296,18 +296,18 @@ def test_rows_that_wait_leave_room_for_states(
     backend = engine.backend
     cache = engine.prefix_cache.cache
     device = engine.prefix_cache.device
-    segment = next(each for each in cache.segments() if each.only_held_bytes)
+    segment = next(each for each in cache.segments() if each.device_only_bytes)
     for state_bytes, spare in ((100, 400), (2_000, BEHIND // 4)):
         monkeypatch.setattr(
             backend, "state_size", lambda seq, ends=(), n=state_bytes: max(len(ends), 1) * n
         )
-        room = BEHIND - segment.only_held_bytes - spare
+        room = BEHIND - segment.device_only_bytes - spare
         for beside, more in ((room, does_not_raise()), (room + 1, pytest.raises(MemoryError))):
             monkeypatch.setattr(
                 backend, "block_bytes", lambda n=beside: BlockBytes(cache.n_bytes + n, 0, 0)
             )
             with more:
-                device.copies.rows_of([segment])
+                device.copies.fetch_rows([segment])
     monkeypatch.undo()
     engine.prefix_cache.close()
 
@@ -367,7 +367,7 @@ def test_a_large_restore_that_fails_leaves_no_cells_held(tmp_path: Path, how: st
         assert ask(engine, LONG).tokens == expected
     check_invariants(engine.prefix_cache.cache)
     engine.prefix_cache.cache.clear()
-    assert backend.n_held == 0
+    assert backend.n_held_cells == 0
     assert ask(engine, LONG).tokens == expected
     engine.prefix_cache.close()
 
@@ -394,7 +394,7 @@ def test_a_large_restore_for_which_memory_ends_is_a_miss(tmp_path: Path) -> None
     assert tier_of(engine).reader.n_damaged == 0
     check_invariants(engine.prefix_cache.cache)
     engine.prefix_cache.cache.clear()
-    assert engine.backend.n_held == 0
+    assert engine.backend.n_held_cells == 0
     engine.prefix_cache.close()
 
 

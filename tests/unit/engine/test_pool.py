@@ -27,14 +27,14 @@ from tests.unit.engine.test_scheduler import check_held
 from tests.unit.server.fake import INFO
 
 LONG = 32_768
-POOL = PoolPlan.of(11, LONG + 8192, 16, 1_000_000)
+POOL = PoolPlan.for_layers(11, LONG + 8192, 16, 1_000_000)
 
 
 def turns(*lengths: int) -> Prompt:
     """Return a conversation of messages with random tokens."""
     tokens = [[63, *np.random.default_rng(i).integers(1, 60, n - 1)] for i, n in enumerate(lengths)]
     starts = np.cumsum([0, *lengths])[:-1]
-    return Prompt.of(np.concatenate([*tokens, [63, 61, 62]]), [*starts, sum(lengths)])
+    return Prompt.from_ids(np.concatenate([*tokens, [63, 61, 62]]), [*starts, sum(lengths)])
 
 
 def test_a_long_conversation_is_evaluated_once() -> None:
@@ -98,7 +98,7 @@ def test_a_slot_file_brings_rows_back_to_their_places(tmp_path: Path) -> None:
         admin.save(0, tmp_path / "file").result(60)
         list(worker.submit(request(chat((7, 400)), 1)))
         assert admin.restore(0, tmp_path / "file").result(60).n_tokens == len(prompt)
-        done = list(worker.submit(request(Prompt.of([*prompt.tokens, 7, 8, 9]), 1)))[-1]
+        done = list(worker.submit(request(Prompt.from_ids([*prompt.tokens, 7, 8, 9]), 1)))[-1]
         assert isinstance(done, Done)
         assert done.stats.source == "live"
         assert done.stats.n_evaluated == 3

@@ -133,7 +133,7 @@ def test_an_evaluated_prompt_is_a_measurement_of_its_cost() -> None:
     engine = engine_of(FakeBackend())
     seen: list[tuple[int, int]] = []
     costs = engine.prefix_cache.cache.costs
-    costs.note_evaluated = lambda first, last, seconds: seen.append((first, last))
+    costs.record_evaluated = lambda first, last, seconds: seen.append((first, last))
     prompt = chat((1, 300))
     ask(engine, prompt)
     assert seen == [(0, len(prompt))]

@@ -136,7 +136,9 @@ def test_a_request_stops_it_within_one_batch_and_finds_its_own_live_end(
         talk.engine.step()
     # The client kept everything after all: what was live before is still there, however short the
     # warm-up ran.
-    kept = Prompt.of([*asked.prompt.tokens, *reply.tokens, *said(5, 40)], asked.prompt.boundaries)
+    kept = Prompt.from_ids(
+        [*asked.prompt.tokens, *reply.tokens, *said(5, 40)], asked.prompt.boundaries
+    )
     handle = RequestHandle(request(kept, 4))
     talk.engine.submit(handle)
     before = backend.n_evaluated
@@ -159,7 +161,7 @@ def test_stopped_prewarm_resumes_without_repeating_work() -> None:
     handle = talk.next_turn(asked)
     for _ in range(2):
         talk.engine.step()
-    assert ask(talk.engine, Prompt.of(said(77, 90), [80]), 3).error is None
+    assert ask(talk.engine, Prompt.from_ids(said(77, 90), [80]), 3).error is None
     run_all(talk.engine)
     stats = collect(handle).done.stats
     totals = talk.engine.prefix_cache.totals
@@ -268,7 +270,7 @@ def test_a_reply_that_the_next_prompt_has_as_it_is_is_not_evaluated_again(
 
 def test_what_a_client_wants_to_be_ready_is_evaluated_with_all_it_takes() -> None:
     engine = engine_of(FakeBackend())
-    prompt = Prompt.of(said(1, 500), [300, 490])
+    prompt = Prompt.from_ids(said(1, 500), [300, 490])
     handle = RequestHandle(Request(prompt, max_tokens=0, background=True))
     engine.submit(handle)
     done = collect_done(handle, engine)
@@ -322,7 +324,9 @@ def test_with_several_sequences_it_waits_until_all_are_served() -> None:
     engine = engine_of(backend)
     talks = [Talk(engine, head=240 + 64 * i) for i in range(3)]
     asked = [talk.turn(i)[0] for i, talk in enumerate(talks)]
-    handles = [RequestHandle(request(Prompt.of(said(40 + i, 300), [290]), 40)) for i in range(2)]
+    handles = [
+        RequestHandle(request(Prompt.from_ids(said(40 + i, 300), [290]), 40)) for i in range(2)
+    ]
     for handle in handles:
         engine.submit(handle)
     warm = [talk.next_turn(each) for talk, each in zip(talks, asked, strict=True)]
@@ -341,7 +345,8 @@ def test_with_several_sequences_it_waits_until_all_are_served() -> None:
 def test_the_line_is_bounded() -> None:
     engine = engine_of(FakeBackend())
     handles = [
-        RequestHandle(Request(Prompt.of(said(i, 100), [90]), background=True)) for i in range(20)
+        RequestHandle(Request(Prompt.from_ids(said(i, 100), [90]), background=True))
+        for i in range(20)
     ]
     run_all(engine, *handles)
     ends = [collect(handle) for handle in handles]
@@ -416,9 +421,11 @@ def reply_to(worker: Worker, asked: Request) -> list[int]:
 def test_the_thread_begins_when_its_time_has_come() -> None:
     worker, engine, clock = served(delays=PrewarmDelays(0.0, 50.0, 0))
     try:
-        asked = request(Prompt.of(said(1, 244), [240]), 100, sampling=ENDLESS)
+        asked = request(Prompt.from_ids(said(1, 244), [240]), 100, sampling=ENDLESS)
         tokens = reply_to(worker, asked)
-        follow = Prompt.of([*asked.prompt.tokens, *tokens, 60, 61], [240, 244 + len(tokens) + 1])
+        follow = Prompt.from_ids(
+            [*asked.prompt.tokens, *tokens, 60, 61], [240, 244 + len(tokens) + 1]
+        )
         worker.prewarm(Request(follow, background=True, after=asked))
         assert worker.call(lambda: engine.prewarms.seconds).result(60) == 50.0
         worker.call(lambda: clock.advance(50.0)).result(60)
@@ -432,8 +439,8 @@ def test_the_thread_begins_when_its_time_has_come() -> None:
 
 def test_it_ends_with_the_server_and_sleeps_with_it() -> None:
     worker, engine, clock = served(sleep_seconds=60.0)
-    prompt = Prompt.of(said(1, 3000), [2990])
-    assert reply_to(worker, request(Prompt.of(said(2, 100), [90]), 3))
+    prompt = Prompt.from_ids(said(1, 3000), [2990])
+    assert reply_to(worker, request(Prompt.from_ids(said(2, 100), [90]), 3))
     worker.call(lambda: clock.advance(60.0)).result(60)
     until(lambda: worker.is_sleeping)
     worker.prewarm(Request(prompt, background=True))
@@ -444,13 +451,13 @@ def test_it_ends_with_the_server_and_sleeps_with_it() -> None:
     assert isinstance(list(waited_for)[-1], Done), "a client that asks wakes the engine"
 
     def while_one_waits() -> float | None:
-        engine.submit(RequestHandle(Request(Prompt.of(said(9, 100), [90]), background=True)))
+        engine.submit(RequestHandle(Request(Prompt.from_ids(said(9, 100), [90]), background=True)))
         engine.sleep()
         engine.wake()
         return engine.prewarms.seconds
 
     assert worker.call(while_one_waits).result(60) is None
-    last = worker.submit(Request(Prompt.of(said(3, 3500), [3400]), background=True))
+    last = worker.submit(Request(Prompt.from_ids(said(3, 3500), [3400]), background=True))
     worker.close()
     end = list(last)[-1]
     assert isinstance(end, Done) or (

@@ -26,7 +26,7 @@ DRAFTS = st.integers(1, 200).flatmap(lambda n: st.tuples(st.just(n), st.integers
 @given(DRAFTS)
 def test_a_draft_counts_its_tokens_by_their_positions(draft: tuple[int, int]) -> None:
     n_drafted, n_accepted = draft
-    counts = DraftCounts.of(n_drafted, n_accepted)
+    counts = DraftCounts.of_draft(n_drafted, n_accepted)
     assert counts.n_drafts == 1
     assert counts.n_drafted == n_drafted
     assert counts.n_accepted == n_accepted
@@ -37,7 +37,7 @@ def test_a_draft_counts_its_tokens_by_their_positions(draft: tuple[int, int]) ->
 
 @given(st.lists(DRAFTS, max_size=6))
 def test_counts_add_up_in_any_order(drafts: list[tuple[int, int]]) -> None:
-    counts = [DraftCounts.of(*draft) for draft in drafts]
+    counts = [DraftCounts.of_draft(*draft) for draft in drafts]
     total = sum(counts, DraftCounts())
     assert total == sum(reversed(counts), DraftCounts())
     assert total.n_drafts == len(drafts)
@@ -71,7 +71,7 @@ def test_unexpected_errors_are_logged_and_named(
 
 @pytest.mark.parametrize(("seq", "shown"), [(-1, 0), (0, 0), (3, 3)])
 def test_the_reply_to_an_empty_prompt_has_no_token(seq: int, shown: int) -> None:
-    done = empty_reply(Request(Prompt.of([]), seq=seq))
+    done = empty_reply(Request(Prompt.from_ids([]), seq=seq))
     assert isinstance(done, Done)
     assert done.stop_type == "limit"
     assert done.seq == shown

@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import pytest
 
-from pyctl.engine.sampling import SAMPLER_LETTERS, SAMPLERS, Sampling, range_of, sampler_named
+from pyctl.engine.sampling import SAMPLER_LETTERS, SAMPLERS, Sampling, field_range, sampler_named
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
@@ -24,7 +24,7 @@ def test_each_sampler_has_one_letter() -> None:
 
 
 def test_each_default_is_in_its_range() -> None:
-    ranges = {item.name: range_of(item) for item in fields(Sampling)}
+    ranges = {item.name: field_range(item) for item in fields(Sampling)}
     for item in fields(Sampling):
         limits = ranges[item.name]
         if limits is not None:

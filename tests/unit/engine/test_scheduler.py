@@ -54,7 +54,7 @@ def prompt_of(seed: int, n: int, head: int = 0) -> Prompt:
         np.random.default_rng(seed).integers(1, 60, n - head),
     ]
     tokens = np.concatenate(parts)
-    return Prompt.of(tokens, [end for end in (head, n // 2, n - 4) if 0 < end < n])
+    return Prompt.from_ids(tokens, [end for end in (head, n // 2, n - 4) if 0 < end < n])
 
 
 def submit(engine: Engine, prompt: Prompt, n: int = 8, **fields: object) -> RequestHandle:
@@ -84,13 +84,13 @@ def check_held(engine: Engine, backend: FakeBackend) -> None:
     cells = {cell for each in held for cell in each.cells} - {
         cell for seq in backend.seqs for cell in seq.cells
     }
-    assert len(cells) == backend.n_held, "rows are held for the cache alone"
+    assert len(cells) == backend.n_held_cells, "rows are held for the cache alone"
     for segment in cache.segments():
         assert segment.held is not None or segment.rows.size or backend.kind == "opaque", (
             "rows that are nowhere"
         )
         assert segment.held is None or segment.held.n_cells == segment.tokens.size
-    assert engine.cells.n_used + backend.memory.cells.n_held <= backend.facts.n_cells
+    assert engine.cells.n_used + backend.memory.cells.n_held_cells <= backend.facts.n_cells
 
 
 def alone(
@@ -325,7 +325,7 @@ def test_saving_a_sequence_after_its_request_was_moved() -> None:
         assert stats.suspended_bytes == 0
         assert stats.n_cells == 1024
         assert stats.n_cells_used == sum(seq.n for seq in engine.sequences)
-        assert stats.n_cells_held == backend.n_held
+        assert stats.n_cells_held == backend.n_held_cells
         assert stats.device == engine.prefix_cache.device.counts
         assert stats.device.kept > 0
     finally:
@@ -377,8 +377,8 @@ class NotedCosts(Costs):
         super().__init__()
         self.noted: list[tuple[int, int]] = []
 
-    def note_evaluated(self, first: int, last: int, seconds: float) -> None:
-        super().note_evaluated(first, last, seconds)
+    def record_evaluated(self, first: int, last: int, seconds: float) -> None:
+        super().record_evaluated(first, last, seconds)
         self.noted.append((first, last))
 
 

@@ -34,12 +34,12 @@ def evaluated(n: int) -> tuple[FakeBackend, LiveSequence]:
 def test_a_sequence_comes_back_in_spans(tmp_path: Path, n: int) -> None:
     backend, seq = evaluated(n)
     assert (
-        save_file(backend.memory, seq, seq.ends, tmp_path / "a", "me")
+        save_file(backend.memory, seq, seq.batch_ends, tmp_path / "a", "me")
         == (tmp_path / "a").stat().st_size
     )
     saved = load_file(tmp_path / "a", "me")
     assert saved.tokens.tolist() == seq.tokens.tolist()
-    assert saved.ends == tuple(seq.ends)
+    assert saved.batch_ends == tuple(seq.batch_ends)
     assert saved.n_bytes == (tmp_path / "a").stat().st_size
     other = FakeBackend("hybrid", n_ctx=2 * SPAN, n_ubatch=2 * SPAN)
     other.memory.restore(0, 0, saved.spans, saved.state)
@@ -51,7 +51,7 @@ def test_a_sequence_comes_back_in_spans(tmp_path: Path, n: int) -> None:
 def test_damage_is_refused(tmp_path: Path) -> None:
     backend, seq = evaluated(40)
     path = tmp_path / "a"
-    save_file(backend.memory, seq, seq.ends, path, "me")
+    save_file(backend.memory, seq, seq.batch_ends, path, "me")
     whole = path.read_bytes()
     rng = np.random.default_rng(0)
     cuts = [whole[:at] for at in (0, 20, len(whole) - 1, *rng.integers(0, len(whole), 20).tolist())]
@@ -96,11 +96,11 @@ def test_what_contradicts_itself_is_refused_with_a_right_digest(
 ) -> None:
     backend, seq = evaluated(N)
     path = tmp_path / "a"
-    save_file(backend.memory, seq, seq.ends, path, "me")
+    save_file(backend.memory, seq, seq.batch_ends, path, "me")
     data = bytearray(path.read_bytes())
     tail = len(data) - TAIL.size
     counts = {"n": 16, "n_ends": 20, "n_sizes": 24}  # after the owner
-    n_ends = len(seq.ends)
+    n_ends = len(seq.batch_ends)
     sizes = tail - 8 * 4
     if changed in counts:
         struct.pack_into("<I", data, tail + counts[changed], value)

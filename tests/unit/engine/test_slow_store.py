@@ -78,7 +78,7 @@ def far(engine: Engine) -> list[Any]:
 def measured(engine: Engine, seconds: float) -> None:
     """Let each token have taken so long."""
     for _ in range(4000):
-        engine.prefix_cache.cache.costs.note_evaluated(0, 1000, 1000 * seconds)
+        engine.prefix_cache.cache.costs.record_evaluated(0, 1000, 1000 * seconds)
 
 
 def waits(engine: Engine) -> bool:
@@ -163,7 +163,7 @@ def test_a_cancelled_request_does_not_wait(second: Engine, client: Faulty) -> No
 
 
 CHANGES: dict[str, tuple[Callable[[Engine], object], dict[str, Any]]] = {
-    "slow": (lambda engine: engine.prefix_cache.disk.remote.costs.note_read(2**40, 2.0**50), {}),
+    "slow": (lambda engine: engine.prefix_cache.disk.remote.costs.record_read(2**40, 2.0**50), {}),
     "quick": (lambda engine: measured(engine, 1e-9), {}),
     "uncached": (lambda engine: None, {"cache_prompt": False}),
     "off": (lambda engine: None, {"disk_policy": DiskPolicy.parse("off")}),

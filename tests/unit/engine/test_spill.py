@@ -34,10 +34,10 @@ from tests.unit.engine.messages import KINDS, chat
 class Steady(Costs):
     """The costs of a large model on a good drive, whatever the fake one takes."""
 
-    def note_evaluated(self, first: int, last: int, seconds: float) -> None:
+    def record_evaluated(self, first: int, last: int, seconds: float) -> None:
         pass
 
-    def note_read(self, n_bytes: int, seconds: float) -> None:
+    def record_read(self, n_bytes: int, seconds: float) -> None:
         pass
 
 
@@ -56,7 +56,7 @@ def engine_on(
     retry_seconds: float = RETRY_SECONDS,
 ) -> Engine:
     """Rows are held on the device if it has ``n_cells``, or in a ``pool``."""
-    chosen = DiskPolicy.of_server(policy)
+    chosen = DiskPolicy.from_flag(policy)
     tier = tier_on(
         directory, policy=chosen, budget=budget, daily_bytes=daily, retry_seconds=retry_seconds
     )

@@ -227,14 +227,14 @@ def test_a_block_is_never_longer_than_its_limit(
 def test_forced_tokens_are_evaluated_like_any_other() -> None:
     """The sequence afterwards holds what a prompt with the same tokens would make of it."""
     backend = FakeBackend()
-    prompt = Prompt.of([*range(1, 50), 5], [])
+    prompt = Prompt.from_ids([*range(1, 50), 5], [])
     reasoning = ReasoningLimit(4, "<", (">",), (9, 3), (5,), {5: b"<", 9: b">"})
     reply = ask(engine_of(backend, 0, 0), prompt, 12, reasoning=reasoning)
     free = cold(FakeBackend(), prompt, 12).tokens
     assert reply.tokens[:4] == free[:4]
     assert reply.tokens[4:6] == [9, 3]
     again = FakeBackend()
-    longer = Prompt.of([*prompt.tokens, *reply.tokens[:-1]], [])
+    longer = Prompt.from_ids([*prompt.tokens, *reply.tokens[:-1]], [])
     for at in (slice(0, 50), *(slice(i, i + 1) for i in range(50, len(longer)))):
         again.evaluate(0, longer.tokens[at], at.start)
     assert again.digest(0) == backend.digest(0)

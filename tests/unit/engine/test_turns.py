@@ -166,15 +166,19 @@ def test_those_that_wait_see_their_place() -> None:
     waiting = [turned.submit(seed, 2, return_progress=True) for seed in (2, 3)]
     silent = turned.submit(4, 2)
     turned.step()
-    assert [event.place for event in waiting[0].drain() if isinstance(event, Progress)] == [1]
-    assert [event.place for event in waiting[1].drain() if isinstance(event, Progress)] == [2]
+    assert [
+        event.queue_position for event in waiting[0].drain() if isinstance(event, Progress)
+    ] == [1]
+    assert [
+        event.queue_position for event in waiting[1].drain() if isinstance(event, Progress)
+    ] == [2]
     while turned.step():
         continue
-    places = [event.place for event in waiting[1].drain() if isinstance(event, Progress)]
+    places = [event.queue_position for event in waiting[1].drain() if isinstance(event, Progress)]
     assert places[:2] == [1, 0]
-    assert all(event.place == 0 for event in first.drain() if isinstance(event, Progress)), (
-        "its text has begun"
-    )
+    assert all(
+        event.queue_position == 0 for event in first.drain() if isinstance(event, Progress)
+    ), "its text has begun"
     assert not any(isinstance(event, Progress) for event in silent.drain())
 
 
@@ -185,7 +189,7 @@ def test_a_request_that_gives_way_within_its_prompt_shows_how_far_it_is() -> Non
     turned.submit(2, 2)
     turned.step()
     shown = [event for event in long.drain() if isinstance(event, Progress)]
-    assert shown[-1].place == 1
+    assert shown[-1].queue_position == 1
     assert shown[-1].n_processed > 0
     while turned.step():
         continue

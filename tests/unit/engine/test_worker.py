@@ -23,7 +23,7 @@ def test_an_idle_engine_sleeps_and_resumes_from_the_cache(make: Any) -> None:
     first = bench.ask(PROMPT)
     bench.fall_asleep()
     assert bench.backend.closed
-    longer = Prompt.of([*PROMPT.tokens, *first.tokens[:-1], 7, 8, 9], [100, 290, 305])
+    longer = Prompt.from_ids([*PROMPT.tokens, *first.tokens[:-1], 7, 8, 9], [100, 290, 305])
     closed = []
     decode = bench.backend.decode
     bench.backend.decode = lambda items: (closed.append(bench.backend.closed), decode(items))
@@ -82,7 +82,7 @@ def test_a_sleeping_engine_closes(make: Any) -> None:
 
 
 def test_an_empty_prompt_gets_an_empty_reply(make: Any) -> None:
-    served = make().ask(Prompt.of([]))
+    served = make().ask(Prompt.from_ids([]))
     assert served.tokens == []
     assert served.stats.n_prompt == 0
 
@@ -105,7 +105,7 @@ def test_an_idle_moment_copies_what_only_the_device_has(make: Any) -> None:
     full = result(bench.admin.stats())
     assert full.device.kept > 0
     cache.budget.limit = full.cache.n_bytes  # nothing is free from now on
-    bench.ask(Prompt.of([1 + i % 59 for i in range(300)], [100, 290]))
+    bench.ask(Prompt.from_ids([1 + i % 59 for i in range(300)], [100, 290]))
     bench.advance(IDLE_SECONDS)
     after = result(bench.admin.stats())
     assert after.n_cells_held > 0
@@ -123,7 +123,9 @@ def test_going_ahead_does_not_keep_rows_from_being_copied(make: Any) -> None:
     n_ready = 0
     while not copied.called:
         tokens = as_tokens([1 + (i + n_ready) % 59 for i in range(100)])
-        made = bench.worker.submit(Request(Prompt.of(tokens, [40]), max_tokens=0, background=True))
+        made = bench.worker.submit(
+            Request(Prompt.from_ids(tokens, [40]), max_tokens=0, background=True)
+        )
         n_ready += sum(isinstance(event, Done) for event in made)
         bench.advance(IDLE_SECONDS / 4)
     assert n_ready > 1
@@ -137,7 +139,7 @@ def test_an_idle_engine_loads_kernels(make: Any) -> None:
     bench = make(is_async=True)
     assert bench.backend.n_evaluated == 0, "not before it can answer"
     bench.advance(PREPARE_SECONDS)
-    until(lambda: not bench.engine.can_prepare)
+    until(lambda: not bench.engine.needs_warm_up)
     assert bench.backend.n_evaluated == bench.backend.facts.n_ubatch
     assert bench.ask(PROMPT).stats.n_evaluated == 300
 
@@ -148,7 +150,7 @@ def test_a_request_that_arrives_at_once_waits_for_no_preparation(make: Any) -> N
     bench.advance(PREPARE_SECONDS)
     result(bench.worker.call(lambda: None))
     assert bench.backend.n_evaluated == 300, "the prompt has loaded the kernels"
-    assert not bench.engine.can_prepare, "a sequence holds the conversation"
+    assert not bench.engine.needs_warm_up, "a sequence holds the conversation"
 
 
 def test_a_request_preempts_the_preparation(make: Any) -> None:

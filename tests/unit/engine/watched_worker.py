@@ -24,7 +24,7 @@ from tests.unit.engine.drive import ManualClock, request
 from tests.unit.server.fake import INFO
 from tests.waiting import until
 
-PROMPT = Prompt.of([1 + i % 60 for i in range(300)], [100, 290])
+PROMPT = Prompt.from_ids([1 + i % 60 for i in range(300)], [100, 290])
 
 
 SLEEP_SECONDS = 60.0

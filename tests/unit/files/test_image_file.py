@@ -55,7 +55,7 @@ def bmp(width: int, height: int, size: int) -> bytes:
 
 @pytest.mark.parametrize("name", FILES)
 def test_kind_and_size(name: str) -> None:
-    image = ImageFile.of(FILES[name])
+    image = ImageFile.parse(FILES[name])
     assert (image.kind, image.width, image.height) == (OF_KIND.get(name, name), 70, 31)
     image.check_inflated()
 
@@ -67,7 +67,7 @@ def test_sizes_are_as_pillow_says() -> None:
     for kind, more in options:
         for size in ((1, 1), (3, 200), (257, 2), (2, 300)):
             data = image_bytes(*size, kind, **more)
-            image = ImageFile.of(data)
+            image = ImageFile.parse(data)
             assert (image.width, image.height) == Image.open(io.BytesIO(data)).size == size
             image.check_inflated()
 
@@ -80,9 +80,9 @@ def test_any_png_may_have_all_its_pixels_and_no_fewer(
 ) -> None:
     for width, height in ((1, 1), (5, 3), (13, 17)):
         line = (width * depth * channels + 7) // 8 + 1
-        ImageFile.of(png(width, height, bytes(line * height), depth, colour)).check_inflated()
+        ImageFile.parse(png(width, height, bytes(line * height), depth, colour)).check_inflated()
         with pytest.raises(RequestError, match="cut off"):
-            ImageFile.of(
+            ImageFile.parse(
                 png(width, height, bytes(line * height - 1), depth, colour)
             ).check_inflated()
 
@@ -97,13 +97,13 @@ def test_interlaced_png() -> None:
         (5, 1),
     )  # 5 x 3 in seven passes, of which one is empty
     needed = sum((columns * 3 + 1) * lines for columns, lines in sizes)
-    ImageFile.of(png(5, 3, bytes(needed), interlace=1)).check_inflated()
+    ImageFile.parse(png(5, 3, bytes(needed), interlace=1)).check_inflated()
     with pytest.raises(RequestError, match="cut off"):
-        ImageFile.of(png(5, 3, bytes(needed - 1), interlace=1)).check_inflated()
+        ImageFile.parse(png(5, 3, bytes(needed - 1), interlace=1)).check_inflated()
 
 
 def test_a_png_that_inflates_to_more_than_it_says() -> None:
-    image = ImageFile.of(png(10, 10, bytes(16 << 20)))
+    image = ImageFile.parse(png(10, 10, bytes(16 << 20)))
     assert len(image.data) < 20_000
     with pytest.raises(RequestError, match="more pixels than its header says"):
         image.check_inflated()
@@ -113,7 +113,7 @@ def test_a_png_whose_pixels_are_no_pixels() -> None:
     data = bytearray(png(10, 10, bytes(310)))
     data[43:47] = b"\xff\xff\xff\xff"
     with pytest.raises(RequestError, match="broken"):
-        ImageFile.of(bytes(data)).check_inflated()
+        ImageFile.parse(bytes(data)).check_inflated()
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -121,7 +121,7 @@ def test_a_file_that_is_cut_off(name: str) -> None:
     data = FILES[name]
     for n in (len(data) // 2, len(data) - 3, 30, 12) if name != "gif" else (30, 12):
         with pytest.raises(RequestError, match="cut off"):
-            ImageFile.of(data[:n])
+            ImageFile.parse(data[:n])
 
 
 def test_sizes_are_bounded() -> None:
@@ -129,27 +129,27 @@ def test_sizes_are_bounded() -> None:
     assert side * side > MAX_PIXELS
     for data in (png(side, side, b""), png(6000, 6000, b"", depth=16)):
         with pytest.raises(RequestError, match=r"at most .* are allowed"):
-            ImageFile.of(data)
+            ImageFile.parse(data)
     with pytest.raises(RequestError, match="32768"):
-        ImageFile.of(png(40_000, 1, b""))
+        ImageFile.parse(png(40_000, 1, b""))
     for size in ((0, 1), (1, 0)):
         with pytest.raises(RequestError, match="each side"):
-            ImageFile.of(png(*size, b""))
+            ImageFile.parse(png(*size, b""))
     with pytest.raises(RequestError, match="each side"):
-        ImageFile.of(bmp(-5, 5, 100))
+        ImageFile.parse(bmp(-5, 5, 100))
 
 
 def test_a_gif_whose_bytes_cannot_fill_its_screen() -> None:
     data = bytearray(FILES["gif"])
     data[6:10] = struct.pack("<HH", 32_768, 1953)
     with pytest.raises(RequestError, match="cut off"):
-        ImageFile.of(bytes(data))
+        ImageFile.parse(bytes(data))
 
 
 def test_one_colour_is_the_smallest_gif_of_its_size() -> None:
     stream = io.BytesIO()
     Image.new("P", (4000, 3000)).save(stream, "GIF")
-    image = ImageFile.of(stream.getvalue())
+    image = ImageFile.parse(stream.getvalue())
     assert (image.width, image.height) == (4000, 3000)
 
 
@@ -157,9 +157,9 @@ def test_a_jpeg_of_too_many_scans() -> None:
     data = bytearray(FILES["progressive"])
     at = data.index(b"\xff\xc2")
     data[at + 5 : at + 9] = struct.pack(">HH", 7000, 7000)
-    ImageFile.of(bytes(data))
+    ImageFile.parse(bytes(data))
     with pytest.raises(RequestError, match="scans"):
-        ImageFile.of(bytes(data[:-2]) + b"\xff\xda" * 30 + b"\xff\xd9")
+        ImageFile.parse(bytes(data[:-2]) + b"\xff\xda" * 30 + b"\xff\xd9")
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_a_jpeg_of_too_many_scans() -> None:
 )
 def test_what_cannot_be_read_says_why(data: bytes, said: str) -> None:
     with pytest.raises(RequestError, match=said):
-        ImageFile.of(data)
+        ImageFile.parse(data)
 
 
 @settings(max_examples=examples(300), deadline=None)
@@ -197,7 +197,7 @@ def test_broken_files_are_refused_or_read_within_bounds(
     for at, values in changes:
         data[at : at + len(values)] = values
     with contextlib.suppress(RequestError):
-        image = ImageFile.of(bytes(data[:length]))
+        image = ImageFile.parse(bytes(data[:length]))
         assert 0 < image.width * image.height <= MAX_PIXELS
         image.check_inflated()
 
@@ -211,4 +211,4 @@ def test_broken_files_are_refused_or_read_within_bounds(
 )
 def test_bytes_that_are_no_image(magic: bytes, data: bytes) -> None:
     with contextlib.suppress(RequestError):
-        ImageFile.of(magic + data)
+        ImageFile.parse(magic + data)

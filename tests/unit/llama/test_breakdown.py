@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pyctl.llama.fit.breakdown import AttentionShape, StateShape, compute_bytes, layer_of
+from pyctl.llama.fit.breakdown import AttentionShape, StateShape, compute_bytes, tensor_layer
 
 ATTENTION = AttentionShape(n_layers=3, n_heads=8, n_kv_heads=2, key_length=16, value_length=8)
 STATES = StateShape(n_layers=5, inner=32, depth=4, n_groups=2, taps=3)
@@ -16,7 +16,7 @@ STATES = StateShape(n_layers=5, inner=32, depth=4, n_groups=2, taps=3)
     ("tensor", "layer"), [("blk.0.attn_q.weight", 0), ("blk.12.ffn_up", 12), ("output.weight", -1)]
 )
 def test_tensors_name_their_layers(tensor: str, layer: int) -> None:
-    assert layer_of(tensor) == layer
+    assert tensor_layer(tensor) == layer
 
 
 def test_k_and_v_have_a_row_for_each_cell_and_layer() -> None:

@@ -73,7 +73,7 @@ class Trunk:
         self.mirror = DraftMirror(self.model, 0, lambda ctx, layers: self.rows)
 
     def evaluate(self, *items: SequenceTokens) -> None:
-        self.mirror.prepare()
+        self.mirror.pass_on_rows()
         self.mirror.evaluated(items, sum(len(item.tokens) for item in items))
         self.rows.n_evaluated += 1
 
@@ -100,7 +100,7 @@ def test_an_evaluation_is_passed_on_after_the_start_of_the_next(trunk: Trunk) ->
 def test_rows_that_cannot_be_copied_are_passed_on_before_the_next_evaluation() -> None:
     trunk = Trunk(can_copy=False)
     trunk.evaluate(FIRST)
-    trunk.mirror.prepare()
+    trunk.mirror.pass_on_rows()
     assert trunk.model.calls == [(0, (5, 6), 0, [1, 1])]
 
 
@@ -149,7 +149,7 @@ def test_without_pending_evaluations_a_save_is_made_at_once(trunk: Trunk) -> Non
 
 def test_without_a_model_there_is_nothing_to_pass_on() -> None:
     mirror = DraftMirror(None, 0)
-    mirror.prepare()
+    mirror.pass_on_rows()
     mirror.evaluated([FIRST], 2)
     assert mirror.settled() is None
     assert mirror.save_state(0, 2) is NOTHING

@@ -24,7 +24,9 @@ def on() -> Any:
     """on(GPU, n_ubatch=64) -> settings resolved on a machine with these devices and 16 cores."""
 
     def resolve(*devices: Device, drafts: DraftSettings = MTP, **fields: Any) -> Resolved:
-        return Resolved.of(ModelSettings(path="m.gguf", **fields), drafts, devices, n_cores=16)
+        return Resolved.from_settings(
+            ModelSettings(path="m.gguf", **fields), drafts, devices, n_cores=16
+        )
 
     return resolve
 
@@ -72,13 +74,13 @@ def test_threads_are_explained(on: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("n_draft", "n_ubatch", "n_planes"), [(3, 64, 3), (100, 64, 62), (3, 1, 0), (0, 64, 0)]
+    ("n_draft", "n_ubatch", "n_state_history"), [(3, 64, 3), (100, 64, 62), (3, 1, 0), (0, 64, 0)]
 )
 def test_planes_and_their_tokens_fit_into_one_batch(
-    on: Any, n_draft: int, n_ubatch: int, n_planes: int
+    on: Any, n_draft: int, n_ubatch: int, n_state_history: int
 ) -> None:
     drafts = replace(MTP, n_draft=n_draft)
-    assert on(CPU, drafts=drafts, n_ubatch=n_ubatch).n_planes == n_planes
+    assert on(CPU, drafts=drafts, n_ubatch=n_ubatch).n_state_history == n_state_history
 
 
 def test_fitting_is_explained(on: Any) -> None:
@@ -119,7 +121,7 @@ def test_contexts_beside_the_models_have_settings_of_their_own(on: Any) -> None:
     assert draft.model.type_k == "q8_0"
     assert draft.model.lora == ()
     assert draft.n_threads == 2
-    assert draft.n_planes == 0
+    assert draft.n_state_history == 0
     assert draft.n_outputs == 4
     assert resolved.head.model == replace(resolved.model, type_k="q8_0", lora=())
     embedder = resolved.embedder

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pyctl.machine.control_groups import NO_LIMIT, MemoryGroup, memory_groups, text_of
+from pyctl.machine.control_groups import NO_LIMIT, MemoryGroup, memory_groups, read_text
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -75,5 +75,5 @@ def test_a_machine_without_groups_has_none(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_read_is_empty(tmp_path: Path) -> None:
-    assert text_of(tmp_path) == ""
-    assert text_of(write(tmp_path, {"a": " text\n"}) / "a") == "text"
+    assert read_text(tmp_path) == ""
+    assert read_text(write(tmp_path, {"a": " text\n"}) / "a") == "text"

@@ -16,7 +16,7 @@ from pyctl.machine.probe import (
     find_driver,
     find_pci_cards,
     free_bytes,
-    look_at_machine,
+    probe_machine,
 )
 from tests.unit.setup.machines import BARE, OLD_DRIVER, WITH_CARD, build_libcuda, set_variable
 
@@ -121,15 +121,15 @@ def test_a_compiler_has_to_compile_and_to_share_its_library(tmp_path: Path) -> N
 
 def test_containers_limit_cores_and_memory(tmp_path: Path) -> None:
     write(tmp_path / "proc/meminfo", "MemTotal:       32768000 kB\n")
-    machine = look_at_machine(root=tmp_path)
+    machine = probe_machine(root=tmp_path)
     assert machine.n_ram == 32768000 * 1024
     write(tmp_path / "sys/fs/cgroup/cpu.max", "50000 100000\n")
     write(tmp_path / "sys/fs/cgroup/memory.max", "1073741824\n")
-    machine = look_at_machine(root=tmp_path)
+    machine = probe_machine(root=tmp_path)
     assert (machine.n_cores, machine.n_ram) == (1, 2**30)
     write(tmp_path / "sys/fs/cgroup/cpu.max", "max 100000\n")
     write(tmp_path / "sys/fs/cgroup/memory.max", "max\n")
-    assert look_at_machine(root=tmp_path).n_ram == 32768000 * 1024
+    assert probe_machine(root=tmp_path).n_ram == 32768000 * 1024
 
 
 def test_room_is_that_of_the_nearest_directory(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ToolBox]:
 
 
 def said(box: ToolBox, tool: str, /, **params: Any) -> dict[str, Any]:
-    return box.named(tool).run(params)
+    return box.get(tool).run(params)
 
 
 def test_tools_are_listed_under_the_name_of_their_server(box: ToolBox) -> None:
@@ -93,8 +93,8 @@ def test_a_server_that_has_ended_is_started_again(box: ToolBox) -> None:
 def test_a_call_has_its_time_and_ends_with_the_client() -> None:
     box = opened(child(timeout_ms=300), child("patient"))
     assert "took longer than 300 ms" in said(box, "child_sleep", seconds=60)["error"]
-    running = box.named("patient_sleep").call({"seconds": 60})
-    pid = box.named("patient_pid").call({})
+    running = box.get("patient_sleep").call({"seconds": 60})
+    pid = box.get("patient_pid").call({})
     box.close()
     assert "shutting down" in running.result(20)["error"]
     assert "shutting down" in pid.result(20)["error"]
@@ -148,7 +148,7 @@ def test_a_call_ends_with_all_that_it_has_started(tmp_path: Path, end: str) -> N
             "said(box, 'child_pid')",
             f"if {end == 'time'}: box._connections[0]._server = child(timeout_ms=2_000)",
             f"path = Path({str(tmp_path / 'pids')!r})",
-            "call = box.named('child_work').call({'path': str(path)})",
+            "call = box.get('child_work').call({'path': str(path)})",
             "pids = working(path)",
             {
                 "stopped": "call.cancel()",
@@ -168,9 +168,9 @@ def test_a_call_ends_with_all_that_it_has_started(tmp_path: Path, end: str) -> N
 
 def test_a_stopped_call_hurts_no_other_of_the_same_server(tmp_path: Path) -> None:
     box = opened(child())
-    other = box.named("child_sleep").call({"seconds": 2})
+    other = box.get("child_sleep").call({"seconds": 2})
     pid = said(box, "child_pid")
-    stopped = box.named("child_work").call({"path": str(tmp_path / "pids")})
+    stopped = box.get("child_work").call({"path": str(tmp_path / "pids")})
     pids = working(tmp_path / "pids")
     stopped.cancel()
     until(lambda: said(box, "child_pid") != pid)
@@ -246,5 +246,5 @@ def test_a_key_that_interrupts_a_call_ends_it(box: ToolBox) -> None:
 
     call = Interrupted()
     with pytest.raises(KeyboardInterrupt):
-        replace(box.named("child_pid"), call=lambda arguments: call).run({})
+        replace(box.get("child_pid"), call=lambda arguments: call).run({})
     assert call.cancelled()

@@ -20,7 +20,7 @@ class Silent:
 
     name = "pyctl"
 
-    def ask(self, *_: object, **more: object) -> TimedReply:
+    def request(self, *_: object, **more: object) -> TimedReply:
         return TimedReply("Yes.", 1.0, 1, 1.0, {"prompt_n": 1, "cache_n": 0})
 
 
@@ -30,7 +30,7 @@ def told_of(depth: int, speed: float) -> list[str]:
     """
     lines: list[str] = []
     run = BenchRun(BenchOptions((), (depth,), 900.0), Path(), lines.append, tokens_per_second=speed)
-    run.ask(cast(AskedServer, Silent()), "cold", depth, cast(Any, []), 1)
+    run.request(cast(AskedServer, Silent()), "cold", depth, cast(Any, []), 1)
     return lines
 
 

@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from pyctl.errors import ConfigError
-from pyctl.model_files.hub_cache import cached_files, choose, companion_of, newest, revisions
+from pyctl.model_files.hub_cache import (
+    cached_files,
+    choose,
+    find_companion,
+    main_revision,
+    revisions,
+)
 
 MODEL = "m-Q4_K_M.gguf"
 
@@ -56,7 +62,7 @@ def test_the_revision_of_main_wins_over_a_newer_one(tmp_path: Path) -> None:
     fetch(tmp_path, "org/m", "new", MODEL)
     old = fetch(tmp_path, "org/m", "old", MODEL, main="old", age=60)
     assert cached_files(environ(tmp_path)) == {"org/m:Q4_K_M": old / MODEL}
-    revision = newest("ORG/M", environ(tmp_path))
+    revision = main_revision("ORG/M", environ(tmp_path))
     assert revision is not None
     assert revision.path == old
 
@@ -64,10 +70,10 @@ def test_the_revision_of_main_wins_over_a_newer_one(tmp_path: Path) -> None:
 def test_without_main_the_newest_revision_counts(tmp_path: Path) -> None:
     fetch(tmp_path, "org/m", "a", MODEL, age=60)
     new = fetch(tmp_path, "org/m", "b", MODEL)
-    revision = newest("org/m", environ(tmp_path))
+    revision = main_revision("org/m", environ(tmp_path))
     assert revision is not None
     assert revision.path == new
-    assert newest("org/other", environ(tmp_path)) is None
+    assert main_revision("org/other", environ(tmp_path)) is None
 
 
 def test_a_file_that_is_gone_and_an_empty_revision_are_passed_over(tmp_path: Path) -> None:
@@ -142,8 +148,8 @@ def test_the_nearest_encoder_of_the_most_similar_quant_comes_with_a_model(
     model: str, companion: str
 ) -> None:
     names = ("mmproj-F16.gguf", "mmproj-Q8_0.gguf", "sub/mmproj-F32.gguf", "elsewhere/mmproj.gguf")
-    assert companion_of(names, model) == companion
+    assert find_companion(names, model) == companion
 
 
 def test_a_model_may_have_no_encoder() -> None:
-    assert companion_of(("mmproj.txt", "elsewhere/mmproj.gguf", "m.gguf"), "m.gguf") == ""
+    assert find_companion(("mmproj.txt", "elsewhere/mmproj.gguf", "m.gguf"), "m.gguf") == ""

@@ -17,7 +17,7 @@ from pyctl.requests.body_reader import Body
 
 @pytest.mark.parametrize("body", [ChatBody, CompletionBody, InfillBody, ConversationBody])
 def test_nothing_said_is_the_default(body: type[Body]) -> None:
-    assert body.of({}) == body()
+    assert body.from_json({}) == body()
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_nothing_said_is_the_default(body: type[Body]) -> None:
 def test_log_probabilities_of_a_chat_are_a_switch_or_a_count(
     values: dict[str, Any], n_probs: int | None
 ) -> None:
-    assert ChatBody.of(values).n_probs == n_probs
+    assert ChatBody.from_json(values).n_probs == n_probs
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_log_probabilities_of_a_chat_are_a_switch_or_a_count(
 def test_log_probabilities_of_a_text_are_a_count(
     values: dict[str, Any], n_probs: int | None
 ) -> None:
-    assert CompletionBody.of(values).n_probs == n_probs
+    assert CompletionBody.from_json(values).n_probs == n_probs
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_log_probabilities_of_a_text_are_a_count(
     ],
 )
 def test_the_schema_of_a_structured_output(values: dict[str, Any], schema: Any) -> None:
-    assert StructuredOutput.of(values).schema() == schema
+    assert StructuredOutput.from_json(values).schema() == schema
 
 
 @pytest.mark.parametrize(
@@ -85,6 +85,6 @@ def test_the_schema_of_a_structured_output(values: dict[str, Any], schema: Any) 
     ],
 )
 def test_a_format_that_has_no_schema(response_format: dict[str, Any], words: str) -> None:
-    output = StructuredOutput.of({"response_format": response_format})
+    output = StructuredOutput.from_json({"response_format": response_format})
     with pytest.raises(RequestError, match=words):
         output.schema()

@@ -7,7 +7,15 @@ from typing import Annotated, Any
 import pytest
 
 from pyctl.errors import NotSupportedError, RequestError
-from pyctl.requests.body_reader import Body, Flattened, Integer, Names, mixed, others, refuse
+from pyctl.requests.body_reader import (
+    Body,
+    Flattened,
+    Integer,
+    Names,
+    mixed,
+    others,
+    reject_unsupported,
+)
 
 
 class Inner(Body, frozen=True):
@@ -40,7 +48,7 @@ class Greeting(Body, frozen=True):
     ],
 )
 def test_what_a_body_says(values: dict[str, Any], greeting: Greeting) -> None:
-    assert Greeting.of(values) == greeting
+    assert Greeting.from_json(values) == greeting
 
 
 @pytest.mark.parametrize(
@@ -59,7 +67,7 @@ def test_what_a_body_says(values: dict[str, Any], greeting: Greeting) -> None:
 )
 def test_what_a_body_may_not_say(values: dict[str, Any], words: str) -> None:
     with pytest.raises(RequestError, match=words):
-        Greeting.of(values)
+        Greeting.from_json(values)
 
 
 def test_what_is_passed_on() -> None:
@@ -81,7 +89,7 @@ class Nested(Body, frozen=True):
     ],
 )
 def test_a_dotted_name_is_a_member_of_an_object(values: dict[str, Any], level: int) -> None:
-    assert Nested.of(values).level == level
+    assert Nested.from_json(values).level == level
 
 
 @pytest.mark.parametrize(("value", "read"), [("ab", ["ab"]), ([1, "b", 0], [1, "b", 0]), ([], [])])
@@ -97,9 +105,9 @@ def test_other_values_are_neither_texts_nor_token_ids(value: Any) -> None:
 
 @pytest.mark.parametrize("value", [None, False, 0, "", [], "auto"])
 def test_a_field_without_an_effect_is_not_refused(value: Any) -> None:
-    refuse({"voice": value}, {"voice": ("replies are text", "auto")})
+    reject_unsupported({"voice": value}, {"voice": ("replies are text", "auto")})
 
 
 def test_a_field_that_is_not_supported_is_refused_with_a_hint() -> None:
     with pytest.raises(NotSupportedError, match="'voice' is not supported: replies are text"):
-        refuse({"voice": "high"}, {"voice": ("replies are text", "auto")})
+        reject_unsupported({"voice": "high"}, {"voice": ("replies are text", "auto")})

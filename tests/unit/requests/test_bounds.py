@@ -146,7 +146,7 @@ def test_no_number_or_text_is_too_odd(value: str) -> None:
 @pytest.mark.timeout(30)  # it takes a tenth of a second, with each item copied anew a minute
 def test_a_turn_of_thousands_of_items_is_joined_in_linear_time() -> None:
     items = [{"role": "assistant", "content": "x" * 1000} for _ in range(20_000)]
-    chat = ResponseRequest.of({"input": items}).chat
+    chat = ResponseRequest.from_json({"input": items}).chat
     assert chat["messages"] == [{"role": "assistant", "content": "x" * 20_000_000}]
 
 

@@ -17,7 +17,7 @@ from tests.unit.server.parts import OPENED
 
 
 def read(**fields: Any) -> ChatRequest:
-    body = ChatBody.of({"messages": HI, **fields})
+    body = ChatBody.from_json({"messages": HI, **fields})
     return chat_request(Bench(play("x")).service, body.conversation, NOTHING)
 
 
@@ -93,14 +93,14 @@ def test_the_budget_of_reasoning(
     settings: dict[str, Any], fields: dict[str, Any], n_tokens: int | None
 ) -> None:
     service = Bench(play("x"), template=OPENED, replies=ReplySettings(**settings)).service
-    body = ChatBody.of({"messages": HI, **fields})
+    body = ChatBody.from_json({"messages": HI, **fields})
     limit = prepare_chat(service, body.conversation, body).reasoning
     assert (None if limit is None else limit.n_tokens) == n_tokens
     assert prepare_chat(service, body.conversation).reasoning is None
 
 
 def test_an_unknown_format_of_reasoning() -> None:
-    body = ChatBody.of({"messages": HI, "reasoning_format": "xml"})
+    body = ChatBody.from_json({"messages": HI, "reasoning_format": "xml"})
     with pytest.raises(RequestError, match="'reasoning_format' must be auto"):
         prepare_chat(Bench(play("x")).service, body.conversation, body)
 

@@ -171,7 +171,7 @@ def test_other_parts_stay_for_others_to_judge(bench: Bench) -> None:
 
 
 def test_a_request_may_name_files_of_the_server(bench: Bench) -> None:
-    body = ChatBody.of({"messages": asked(part("file://inside/a b.png"))})
+    body = ChatBody.from_json({"messages": asked(part("file://inside/a b.png"))})
     (prepared,) = prepare(bench.service, body)
     (picture,) = prepared.request.prompt.pictures
     assert picture.source.data == PNG

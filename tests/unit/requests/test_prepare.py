@@ -19,7 +19,7 @@ from tests.unit.server.fake import N_CTX, Bench, play
 
 def replies(settings: ReplySettings | None = None, **fields: Any) -> list[PreparedReply]:
     service = Bench(play("x"), replies=settings).service
-    return prepare(service, CompletionBody.of({"prompt": "a", **fields}))
+    return prepare(service, CompletionBody.from_json({"prompt": "a", **fields}))
 
 
 def test_each_prompt_gets_its_replies_in_order() -> None:
@@ -58,12 +58,12 @@ def test_empty_stop_strings_end_no_reply() -> None:
 
 def test_a_prewarm_generates_nothing_and_fits_into_the_context() -> None:
     service = Bench(play("x")).service
-    request = prepare_prewarm(service, ChatBody.of({"messages": HI}))
+    request = prepare_prewarm(service, ChatBody.from_json({"messages": HI}))
     assert request.max_tokens == 0
     assert request.background
     too_long = [{"role": "user", "content": "x" * N_CTX}]
     with pytest.raises(ContextSizeError):
-        prepare_prewarm(service, ChatBody.of({"messages": too_long}))
+        prepare_prewarm(service, ChatBody.from_json({"messages": too_long}))
 
 
 @pytest.mark.parametrize(
@@ -75,6 +75,6 @@ def test_a_request_overrides_the_grammar_of_the_server(
 ) -> None:
     settings = ReplySettings(sampling=Sampling(grammar="root ::= [s]"))
     service = Bench(play("x"), replies=settings).service
-    (reply,) = prepare(service, ChatBody.of({"messages": HI, **fields}))
+    (reply,) = prepare(service, ChatBody.from_json({"messages": HI, **fields}))
     assert reply.chat is not None
     assert reply.request.sampling.grammar == grammar

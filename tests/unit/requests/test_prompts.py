@@ -14,7 +14,7 @@ from tests.unit.server.fake import Bench, play
 
 
 def read(prompt: Any, **fields: Any) -> list[RequestedPrompt]:
-    body = CompletionBody.of({"prompt": prompt, **fields})
+    body = CompletionBody.from_json({"prompt": prompt, **fields})
     return list(raw_prompts(Bench(play("x")).service, body, NOTHING))
 
 

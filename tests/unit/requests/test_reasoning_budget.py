@@ -89,5 +89,5 @@ def test_qwens_newer_form_ends_on_a_line_of_its_own() -> None:
     bench = Bench(play("x"), template=OPENED.replace("{%- endfor -%}", call, 1))
     bench.chat(reasoning_budget_tokens=4)
     limit = bench.worker.requests[0].reasoning
-    assert limit.ends == ("\n</think>", "</think>", "<tool_call>")
+    assert limit.end_texts == ("\n</think>", "</think>", "<tool_call>")
     assert limit.forced == (LINE, END)

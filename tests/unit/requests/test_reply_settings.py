@@ -8,7 +8,7 @@ import pytest
 
 from pyctl.errors import ConfigError
 from pyctl.requests.reply_settings import REASONING_FORMATS, ReplySettings
-from pyctl.settings.setting import flags_of
+from pyctl.settings.setting import class_flags
 from tests.client import HI
 from tests.unit.cli.given import serve
 from tests.unit.server.fake import Bench, play
@@ -52,7 +52,7 @@ def test_a_value_out_of_range_is_refused(argv: list[str], error: str) -> None:
 
 
 def test_each_default_of_a_request_has_one_flag() -> None:
-    names = [flag.dest for _, flag in flags_of(ReplySettings)]
+    names = [flag.dest for _, flag in class_flags(ReplySettings)]
     assert len(names) == len(set(names))
 
 

@@ -96,13 +96,13 @@ async def test_pool_is_clean_if_client_leaves_at_the_end() -> None:
     """
     pool = Lane(RequestPool(), 16)
     go_on = threading.Event()
-    tell = request_pool._Job.tell
+    tell = request_pool._Job.resolve
 
     def slow(job: Any, end: Any) -> None:
         tell(job, end)
         go_on.wait(50)
 
-    with mock.patch.object(request_pool._Job, "tell", slow):
+    with mock.patch.object(request_pool._Job, "resolve", slow):
         for _ in range(10):  # more than may be left behind
             assert await pool.run(request(), lambda: 1) == 1
     go_on.set()

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from pyctl.engine.request import Request
-from pyctl.engine.sampling import DEFAULT_SAMPLERS, RANDOM_SEED, Sampling, range_of
+from pyctl.engine.sampling import DEFAULT_SAMPLERS, RANDOM_SEED, Sampling, field_range
 from pyctl.errors import RequestError
 from pyctl.prompt import Prompt
 from pyctl.requests.reply_options import ReplyOptions
-from pyctl.requests.sampling_fields import MAX_BIASES, sampling_of, sampling_values
+from pyctl.requests.sampling_fields import MAX_BIASES, build_sampling, sampling_values
 from pyctl.server.reply_json import settings_json
 from tests.unit.chat.toy import chatml_tokenizer
 
@@ -23,7 +23,7 @@ def read(**fields: Any) -> Sampling:
 
 def read_over(defaults: Sampling, /, **fields: Any) -> Sampling:
     tokenizer = chatml_tokenizer()
-    return sampling_of(sampling_values(fields), defaults, tokenizer, tokenizer.n_vocab)
+    return build_sampling(sampling_values(fields), defaults, tokenizer, tokenizer.n_vocab)
 
 
 def test_nothing_said_means_the_servers_defaults() -> None:
@@ -154,7 +154,7 @@ def test_what_a_bias_names_is_bounded_before_it_is_read() -> None:
 
     def refused(biases: Any, said: str) -> None:
         with pytest.raises(RequestError, match=said):
-            sampling_of(
+            build_sampling(
                 sampling_values({"logit_bias": biases}), Sampling(), tokenizer, tokenizer.n_vocab
             )
 
@@ -183,15 +183,15 @@ def test_what_is_refused(fields: dict[str, Any]) -> None:
         read(**fields)
 
 
-NUMBERS = [item for item in fields(Sampling) if range_of(item) is not None]
+NUMBERS = [item for item in fields(Sampling) if field_range(item) is not None]
 
 
 @pytest.mark.parametrize("item", NUMBERS, ids=lambda item: item.name)
 def test_every_number_of_the_declaration_is_read_and_shown(item: Field[Any]) -> None:
-    limits = range_of(item)
+    limits = field_range(item)
     assert limits is not None
     value = item.default + 1 if item.default + 1 <= limits.high else limits.high / 2
     sampling = read(**{item.name: value})
     assert getattr(sampling, item.name) == value != item.default
-    shown = settings_json(Request(Prompt.of([1]), sampling), ReplyOptions(), ())
+    shown = settings_json(Request(Prompt.from_ids([1]), sampling), ReplyOptions(), ())
     assert shown[item.name] == pytest.approx(value, rel=1e-6)

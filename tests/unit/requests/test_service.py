@@ -25,11 +25,11 @@ def test_a_model_has_its_alias_or_its_own_name(info: dict[str, str], name: str) 
 @pytest.mark.parametrize("policy", ["auto", "off", "full", "600"])
 def test_the_disk_policy_of_requests_is_the_servers(policy: str) -> None:
     service = Bench(replies=ReplySettings(disk_policy=policy)).service
-    assert service.disk_policy == DiskPolicy.of_server(policy)
+    assert service.disk_policy == DiskPolicy.from_flag(policy)
 
 
 def test_tokens_are_shown_as_text() -> None:
-    assert Bench().service.text_of(tuple(b"at noon")) == "at noon"
+    assert Bench().service.readable(tuple(b"at noon")) == "at noon"
 
 
 def test_each_use_of_memory_has_a_number() -> None:

@@ -26,7 +26,7 @@ from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, Event, Failed, Piece, Progress, Request, StopType, Timings
 from pyctl.engine.worker import Worker, WorkerTimes
-from pyctl.processes.process_memory import give_back
+from pyctl.processes.process_memory import trim_heap
 from pyctl.requests.reply_settings import ReplySettings
 from pyctl.requests.request_pool import RequestPool
 from pyctl.server.app import create_app
@@ -244,7 +244,7 @@ class Bench:
         backend = FakeBackend(n_ctx=N_CTX, n_seqs=n_seqs, n_vocab=known.n_vocab)
         cache = RamCache(n_slots, None)
         played = script is not None
-        request_pool = request_pool or RequestPool(give_back)
+        request_pool = request_pool or RequestPool(trim_heap)
         shared = AppState(settings or ServerSettings(), pool=request_pool)
         self.engine: Any = (
             ScriptedEngine(script, backend, cache)
@@ -261,7 +261,7 @@ class Bench:
         # A script has no answer to a background request.
         replies = replace(replies, warm_next=replies.warm_next and not played)
         self.service = HttpService(self.worker, chat, replies, shared, admin=admin)
-        self.app = create_app(Models.of(self.service))
+        self.app = create_app(Models.from_service(self.service))
         self.client = Client.to_app(self.app)
 
     def post(self, path: str, body: Any, **kwargs: Any) -> Any:

@@ -183,7 +183,7 @@ OPENED = """\
 """
 
 
-COUNTS = DraftCounts.of(3, 2) + DraftCounts.of(3, 0) + DraftCounts.of(2, 1)
+COUNTS = DraftCounts.of_draft(3, 2) + DraftCounts.of_draft(3, 0) + DraftCounts.of_draft(2, 1)
 
 
 def drafting(counts: DraftCounts = COUNTS, **settings: Any) -> Bench:

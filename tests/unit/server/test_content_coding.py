@@ -11,7 +11,7 @@ import pytest
 import zstandard
 
 from pyctl.errors import RequestError
-from pyctl.server.content_coding import decoder_of
+from pyctl.server.content_coding import create_decoder
 from pyctl.server.middleware import MAX_BODY_BYTES
 from tests.client import HI, Client
 from tests.unit.server.fake import Bench, play
@@ -103,7 +103,7 @@ def test_a_body_is_decoded_in_bounded_pieces_up_to_its_limit(
     status, text = post(client, bomb, coding)
     assert status == 413
     assert "larger than" in text
-    pieces = list(decoder_of(coding).decode(bomb))
+    pieces = list(create_decoder(coding).decode(bomb))
     assert sum(map(len, pieces)) == 2 * MAX_BODY_BYTES
     assert max(map(len, pieces)) <= 2 * 2**20
 
@@ -111,7 +111,7 @@ def test_a_body_is_decoded_in_bounded_pieces_up_to_its_limit(
 @pytest.mark.parametrize(("coding", "compress"), CODINGS[:-1])
 def test_a_body_may_come_byte_by_byte(coding: str, compress: Callable[[bytes], bytes]) -> None:
     data = compress(BODY)
-    decoder = decoder_of(coding)
+    decoder = create_decoder(coding)
     assert (
         b"".join(piece for i in range(len(data)) for piece in decoder.decode(data[i : i + 1]))
         == BODY
@@ -138,4 +138,4 @@ def test_a_window_of_many_megabytes_is_not_allocated() -> None:
     encoder = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
     data = encoder.compress(bytes(100)) + encoder.flush()
     with pytest.raises(RequestError, match="cannot be decoded"):
-        list(decoder_of("zstd").decode(data))
+        list(create_decoder("zstd").decode(data))

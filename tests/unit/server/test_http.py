@@ -27,7 +27,7 @@ from pyctl.errors import (
 )
 from pyctl.prompt import Prompt
 from pyctl.requests.text_limit import CHARS_PER_TOKEN
-from pyctl.server.http import error_body, error_response, form_of
+from pyctl.server.http import error_body, error_form, error_response
 from tests.case import Case, check_error
 from tests.client import CHAT, HI
 from tests.unit.server.fake import N_CTX, Bench, fail, play
@@ -410,7 +410,7 @@ def test_the_server_goes_on_after_errors() -> None:
     ],
 )
 def test_every_kind_as_anthropic_calls_it(error: Exception, code: int, kind: str) -> None:
-    response = error_response(error, form_of("/v1/messages"))
+    response = error_response(error, error_form("/v1/messages"))
     body = json.loads(bytes(response.body))
     assert body["type"] == "error"
     assert body["error"]["type"] == kind
@@ -446,7 +446,7 @@ def test_a_full_queue_is_503_and_says_when_to_try_again(path: str, stream: bool)
     with busy(n_queue=2) as bench:
         # One for the sequence that is free, two that wait.
         handles = [
-            bench.worker.submit(EngineRequest(Prompt.of([1]), max_tokens=1)) for _ in range(3)
+            bench.worker.submit(EngineRequest(Prompt.from_ids([1]), max_tokens=1)) for _ in range(3)
         ]
         response = bench.post(path, body)
     assert response.status_code == 503

@@ -4,7 +4,7 @@ moves.
 
 from __future__ import annotations
 
-from pyctl.server.load_order import MAX_HELD_SECONDS, LoadOrder, Ticket
+from pyctl.server.load_order import MAX_HELD_SECONDS, LoadOrder, LoadRequest
 
 
 class Clocked:
@@ -14,16 +14,16 @@ class Clocked:
         self.order = LoadOrder(maximum, patience)
         self.now = 0.0
         self.keeps = keeps
-        self.running: list[Ticket] = []
+        self.running: list[LoadRequest] = []
         self.switches: list[tuple[str | None, str]] = []
 
-    def ask(self, name: str) -> Ticket:
-        ticket = Ticket(name, self.now)
-        self.order.ask(ticket)
+    def ask(self, name: str) -> LoadRequest:
+        ticket = LoadRequest(name, self.now)
+        self.order.enqueue(ticket)
         self.settle()
         return ticket
 
-    def end(self, ticket: Ticket) -> None:
+    def end(self, ticket: LoadRequest) -> None:
         self.running.remove(ticket)
         self.order.end(ticket, self.now)
         self.settle()
@@ -108,14 +108,14 @@ def test_a_kept_model_never_leaves_and_says_when_it_stops_all_others() -> None:
     waiting = clocked.ask("b")
     clocked.wait(10 * MAX_HELD_SECONDS)
     assert waiting not in clocked.running
-    assert clocked.order.is_stuck
-    assert clocked.order.refuse("b") == [waiting]
+    assert clocked.order.all_pinned
+    assert clocked.order.remove_waiting("b") == [waiting]
 
 
 def test_an_unload_that_was_asked_for_lets_no_request_in() -> None:
     clocked = Clocked(0)
     running = clocked.ask("a")
-    clocked.order.shut("a")
+    clocked.order.stop_admitting("a")
     waiting = clocked.ask("a")
     assert waiting not in clocked.running
     clocked.end(running)

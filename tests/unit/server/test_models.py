@@ -27,7 +27,7 @@ from pyctl.errors import (
 from pyctl.server.app import create_app
 from pyctl.server.app_state import AppState, HttpService
 from pyctl.server.load_order import LoadOrder
-from pyctl.server.models import Lease, ModelCard, Models, ModelSource, give_back_lease
+from pyctl.server.models import Lease, ModelCard, Models, ModelSource, cancel_lease
 from pyctl.server.server_settings import ServerSettings
 from tests.client import HI, Client
 from tests.unit.server.fake import Bench
@@ -87,11 +87,11 @@ def run(found: list[ModelSource]) -> Iterator[Callable[..., Models]]:
 
 
 def lease(models: Models, name: str) -> Lease:
-    return models.ask(models.named(name)).result(60)
+    return models.acquire(models.get(name)).result(60)
 
 
 def state(models: Models, name: str) -> str:
-    return models.named(name).status
+    return models.get(name).status
 
 
 def test_failed_load_fails_its_requests_and_reloads_evicted(run: Callable[..., Models]) -> None:
@@ -105,7 +105,7 @@ def test_failed_load_fails_its_requests_and_reloads_evicted(run: Callable[..., M
     until(lambda: state(models, "good") == "loaded")
     assert state(models, "bad") == "unloaded"
     bad.error = None
-    models.load(models.named("bad"))
+    models.load(models.get("bad"))
     until(lambda: state(models, "bad") == "loaded")
 
 
@@ -173,8 +173,8 @@ def test_an_end_while_a_model_is_loaded_again_is_no_error(
         cancelled.cancel()
         return cancelled
 
-    setattr(getattr(models.named("a").service, owner), method, ends)
-    asked = models.ask(models.named("a"))
+    setattr(getattr(models.get("a").service, owner), method, ends)
+    asked = models.acquire(models.get("a"))
     until(models.closing.is_set)
     models.close()
     assert isinstance(asked.exception(60), UnavailableError)
@@ -188,11 +188,11 @@ def test_what_serves_does_not_leave(run: Callable[..., Models]) -> None:
     large = Loader(fits=False)
     models = run(0, a=Loader(), b=large)
     first = lease(models, "a")
-    second = models.ask(models.named("b"))
+    second = models.acquire(models.get("b"))
     until(lambda: large.n_asked)
     assert not second.done()
     first.close()
-    assert second.result(60).service is models.named("b").service
+    assert second.result(60).service is models.get("b").service
     assert state(models, "a") == "unloaded"
     assert state(models, "b") == "loaded"
 
@@ -200,13 +200,13 @@ def test_what_serves_does_not_leave(run: Callable[..., Models]) -> None:
 def test_leaving_client_gives_up_its_place_and_late_leases(run: Callable[..., Models]) -> None:
     slow = Loader(is_open=False)
     models = run(1, slow=slow)
-    asked = [models.ask(models.named("slow")) for _ in range(3)]
+    asked = [models.acquire(models.get("slow")) for _ in range(3)]
     until(lambda: state(models, "slow") == "loading")
-    give_back_lease(asked[0])
+    cancel_lease(asked[0])
     slow.opened.set()
     kept = asked[1].result(60)
     assert asked[0].cancelled()
-    give_back_lease(asked[2])
+    cancel_lease(asked[2])
     assert models.order.n_running("slow") == 1
     kept.close()
     assert models.order.n_running("slow") == 0
@@ -307,13 +307,13 @@ def test_a_reload_unloads_what_changed_and_leaves_the_rest(
     events = list[Any]()
     stays = lease(models, "same")
     served = {name: lease(models, name) for name in ("other", "gone")}
-    stale = models.named("gone")
+    stale = models.get("gone")
     models.listen(lambda event: events.append(event and event["event"]))
     cards = ModelCard("same"), ModelCard("other", preset="c = 1"), ModelCard("new")
     found[:] = [ModelSource(card, Loader()) for card in cards]
     done = models.reload()
-    until(lambda: all(models.named(name).unload_at is not None for name in served))
-    late = [models.ask(models.named(name)) for name in ("other", "gone")]
+    until(lambda: all(models.get(name).unload_at is not None for name in served))
+    late = [models.acquire(models.get(name)) for name in ("other", "gone")]
     assert not done.done(), "replies end first"
     for each in served.values():
         each.close()
@@ -325,7 +325,7 @@ def test_a_reload_unloads_what_changed_and_leaves_the_rest(
     with pytest.raises(RequestError, match="model 'gone' not found"):
         late[1].result(60)
     with pytest.raises(RequestError, match="model 'gone' not found"):
-        models.ask(stale).result(60)
+        models.acquire(stale).result(60)
     assert lease(models, "same").service is stays.service
     assert "models_reload" in events
     found[:] = [ModelSource(ModelCard(name, ("twice",)), Loader()) for name in "ab"]
@@ -341,11 +341,11 @@ def test_a_reload_waits_for_no_replies_where_there_are_none(
 ) -> None:
     models = run(0, it=Loader())
     lease(models, "it").close()
-    served = models.named("it")
+    served = models.get("it")
     served.source = replace(served.source, stop_seconds=1000.0)
     found[:] = [ModelSource(ModelCard("it", preset="c = 1"), Loader())]
     models.reload().result(60)
-    assert models.named("it") is not served
+    assert models.get("it") is not served
 
 
 def test_events_of_models(run: Callable[..., Models]) -> None:

@@ -46,7 +46,7 @@ class HeldRows:
         assert self.begun.wait(60)
 
     def asked(self) -> Request:
-        return request(Prompt.of([5, 6, 7] * 50), 4)
+        return request(Prompt.from_ids([5, 6, 7] * 50), 4)
 
 
 @pytest.fixture(params=["evaluate", "decode"])
@@ -128,7 +128,7 @@ def test_reads_answer_while_a_model_is_loaded_again() -> None:
 
     server.worker.call(server.engine.sleep).result(60)
     backend.load = held
-    handle = server.worker.submit(request(Prompt.of([5, 6, 7] * 50), 4))
+    handle = server.worker.submit(request(Prompt.from_ids([5, 6, 7] * 50), 4))
     try:
         assert begun.wait(60)
         check_reads(server)

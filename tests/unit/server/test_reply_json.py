@@ -65,13 +65,13 @@ def test_progress_has_a_place_only_while_it_waits() -> None:
     progress = Progress(n_prompt=9, n_cached=2, n_processed=4, ms=1.6, source="ram")
     body = progress_json(progress, ReplyOptions())
     assert body == {"total": 9, "cache": 2, "processed": 4, "time_ms": 1}
-    waiting = progress_json(replace(progress, place=2), ReplyOptions())
+    waiting = progress_json(replace(progress, conversation_key=2), ReplyOptions())
     assert waiting["waiting"] == 2
 
 
 def test_settings_show_fields_without_an_effect_as_sent() -> None:
-    options = ReplyOptions.of({"n_keep": 7, "backend_sampling": True})
-    shown = settings_json(Request(Prompt.of([1]), Sampling()), options, ())
+    options = ReplyOptions.from_json({"n_keep": 7, "backend_sampling": True})
+    shown = settings_json(Request(Prompt.from_ids([1]), Sampling()), options, ())
     assert shown["n_keep"] == 7
     assert shown["backend_sampling"] is True
     assert "grammar" not in without_long(shown)

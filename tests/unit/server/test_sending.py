@@ -165,7 +165,7 @@ DONE = Done("eos", "", Timings(0, 1, 0.0, 0, 0.0, 0.0), RequestStats(1), 0)
 
 def played(*parts: str | None) -> RequestHandle:
     """Return a handle that gets ``parts`` and its end from the running loop; None is a pause."""
-    handle = RequestHandle(Request(Prompt.of([1])))
+    handle = RequestHandle(Request(Prompt.from_ids([1])))
     delay = 0.0
     for part in (*parts, ""):
         event = Piece(part, ()) if part else DONE
@@ -214,7 +214,7 @@ class Broken(RequestHandle):
 
 def test_an_error_comes_through_and_nothing_is_left_running() -> None:
     async def run() -> int:
-        broken = Broken(Request(Prompt.of([1])))
+        broken = Broken(Request(Prompt.from_ids([1])))
         with pytest.raises(ValueError, match="broken"):
             await drained([played("a", *[None] * 1000), broken])
         return len(asyncio.all_tasks())

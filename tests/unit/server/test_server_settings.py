@@ -82,6 +82,6 @@ def test_a_directory_of_files_replaces_the_page() -> None:
 
 
 def test_a_directory_or_a_preset_file_makes_several_models() -> None:
-    assert not RouterSettings().is_wanted
-    assert RouterSettings(models_dir="/m").is_wanted
-    assert RouterSettings(preset_path="/m.ini").is_wanted
+    assert not RouterSettings().is_router
+    assert RouterSettings(models_dir="/m").is_router
+    assert RouterSettings(preset_path="/m.ini").is_router

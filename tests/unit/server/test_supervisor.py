@@ -160,7 +160,7 @@ class ModelMachine(RuleBasedStateMachine):
 
     @rule(name=NAMES)
     def ask(self, name: str) -> None:
-        self.waiting.append((name, self.now, self.models.ask(self.models.named(name))))
+        self.waiting.append((name, self.now, self.models.acquire(self.models.get(name))))
         self.drive()
 
     @precondition(lambda self: self.running)
@@ -180,7 +180,7 @@ class ModelMachine(RuleBasedStateMachine):
     @rule(name=NAMES, load=st.booleans())
     def manage(self, name: str, load: bool) -> None:
         with suppress(RequestError):  # it is loaded already, or not loaded
-            (self.models.load if load else self.models.unload)(self.models.named(name))
+            (self.models.load if load else self.models.unload)(self.models.get(name))
         self.drive()
 
     @rule(name=NAMES)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pyctl.settings.convert import integer, words
-from pyctl.settings.setting import CACHE, MODEL, Flag, fill, flags_of
+from pyctl.settings.setting import CACHE, MODEL, Flag, class_flags, fill
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ def test_a_field_keeps_its_default_and_names_its_flags() -> None:
     assert Pond() == Pond(3, ("a",), False, {}, (1, 2), 7)
     assert Pond.depth == 3
     assert [
-        (section.title, flag.dest, flag.names, flag.default) for section, flag in flags_of(Pond)
+        (section.title, flag.dest, flag.names, flag.default) for section, flag in class_flags(Pond)
     ] == [
         ("cache", "depth", "-d --depth", "3"),
         ("model", "names", "--names", ""),
@@ -50,4 +50,4 @@ def test_defaults_are_shown_as_users_write_them(default: Any, shown: str) -> Non
     class One:
         value: Any = CACHE.flag(default, "--value", "it", str)  # noqa: RUF009
 
-    assert [flag.default for _, flag in flags_of(One)] == [shown]
+    assert [flag.default for _, flag in class_flags(One)] == [shown]

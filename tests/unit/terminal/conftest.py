@@ -29,7 +29,7 @@ class ScriptedBackend:
     def use(self, model: str) -> None:
         self.model = model
 
-    def sees_images(self) -> bool:
+    def supports_images(self) -> bool:
         return self.sees
 
     def stream(

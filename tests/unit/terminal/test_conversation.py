@@ -8,7 +8,7 @@ from pyctl.chat.reply import CallDelta
 from pyctl.errors import RequestError
 from pyctl.terminal.conversation import Call, Conversation, load, save
 
-TWO_TURNS = Conversation().asked("a").answered("A").asked("b").answered("B", "because")
+TWO_TURNS = Conversation().with_user("a").with_reply("A").with_user("b").with_reply("B", "because")
 
 
 @pytest.mark.parametrize(
@@ -16,11 +16,11 @@ TWO_TURNS = Conversation().asked("a").answered("A").asked("b").answered("B", "be
     [
         Conversation(),
         TWO_TURNS,
-        Conversation("s").asked("a").answered("A", stopped=True),
+        Conversation("s").with_user("a").with_reply("A", stopped=True),
         Conversation()
-        .asked("a")
-        .answered("", "hm", (Call("1", "f", '{"x": 2}'), Call("2", "g", "{}")))
-        .asked("b"),
+        .with_user("a")
+        .with_reply("", "hm", (Call("1", "f", '{"x": 2}'), Call("2", "g", "{}")))
+        .with_user("b"),
     ],
 )
 def test_file_form_round_trips(conversation: Conversation) -> None:
@@ -61,7 +61,7 @@ def test_what_a_chat_cannot_hold_is_refused(turns: list[object], text: str) -> N
 
 
 def test_lone_surrogates_do_not_get_in() -> None:
-    conversation = Conversation().instructed("\ud800").asked("a\udcff")
+    conversation = Conversation().with_system("\ud800").with_user("a\udcff")
     assert conversation.for_model() == [
         {"role": "system", "content": "?"},
         {"role": "user", "content": "a?"},
@@ -77,7 +77,7 @@ def test_calls_are_joined_and_given_back_to_the_model() -> None:
     ]
     assert Call.joined(deltas) == (Call("a", "f", '{"x": 1}'),)  # the other was cut short
     calls = Call.joined([*deltas, CallDelta(1, arguments="}")])
-    assert Conversation().asked("q").answered("", "", calls).for_model()[-1] == {
+    assert Conversation().with_user("q").with_reply("", "", calls).for_model()[-1] == {
         "role": "assistant",
         "content": "",
         "tool_calls": [
@@ -89,7 +89,7 @@ def test_calls_are_joined_and_given_back_to_the_model() -> None:
 
 def test_bare_lists_of_messages_load(tmp_path: Path) -> None:
     (tmp_path / "chat.json").write_text('[{"role": "user", "content": "a"}]')
-    assert load(tmp_path / "chat.json") == Conversation().asked("a")
+    assert load(tmp_path / "chat.json") == Conversation().with_user("a")
 
 
 def test_places_that_cannot_be_written(tmp_path: Path) -> None:

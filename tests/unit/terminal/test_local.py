@@ -145,4 +145,4 @@ def test_name() -> None:
     bench = bench_of()
     backend = LocalBackend(bench.service)
     assert backend.name() == bench.service.model == "toy-1"
-    assert not backend.sees_images()
+    assert not backend.supports_images()

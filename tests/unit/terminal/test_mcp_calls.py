@@ -31,7 +31,7 @@ DEFINITION = {"type": "function", "function": {"name": "look"}}
 class Source:
     """A source of two tools, a reader and a writer."""
 
-    place = "there"
+    origin = "there"
 
     def __init__(self, result: Callable[[], str] = lambda: "seen\nall") -> None:
         self.ran: list[tuple[str, Mapping[str, Any]]] = []
@@ -73,7 +73,7 @@ def talk(
 
     chat = Chat(backend, Lines([]), view, Conversation(), interactive=True)
     chat.tools = ToolCalls(source, ask, kept)
-    chat.ask("Look!")
+    chat.send("Look!")
     return backend, view, asked, chat
 
 
@@ -124,7 +124,7 @@ def test_what_is_allowed_for_this_chat_or_always_is_not_asked_again(
         script, calls(script, "act", "look"), script.say("."), source=source, kept=kept
     )
     assert [question.split()[1] for question in asked] == ["look"]
-    source.place = "elsewhere"
+    source.origin = "elsewhere"
     _, _, asked, _ = talk(script, calls(script, "act"), script.say("."), source=source, kept=kept)
     assert [question.split()[1] for question in asked] == ["act"]
     kept.write_text("[" * 100_000)

@@ -22,7 +22,7 @@ def test_its_words(n_read: int, left: float, ago: float, end: str) -> None:
 
 
 def test_a_request_that_waits_shows_its_place() -> None:
-    assert progress_text(PromptProgress(7474, 0, place=3)) == "waiting: number 3 in line"
+    assert progress_text(PromptProgress(7474, 0, queue_position=3)) == "waiting: number 3 in line"
 
 
 def test_a_prompt_that_is_soon_read_shows_nothing() -> None:

@@ -333,7 +333,7 @@ def test_a_result_of_a_tool_that_is_too_much_is_an_error(
 ) -> None:
     server.result = result
     tools: Any = SimpleNamespace(
-        place="here", offered=lambda: [OfferedTool("a", True, {})], call=backend.call
+        origin="here", offered=lambda: [OfferedTool("a", True, {})], call=backend.call
     )
     assert (
         ToolCalls(tools, lambda question: "o")
@@ -369,7 +369,7 @@ def test_progress_is_asked_for_where_it_is_known(
 ) -> None:
     server.models = {"data": [{"id": "tiny", "owned_by": owner}]}
     waits, first, second, *_ = backend.stream([{"role": "user", "content": "progress"}])
-    assert waits == PromptProgress(9000, 0, place=2)
+    assert waits == PromptProgress(9000, 0, queue_position=2)
     assert first == PromptProgress(9000, 3000, 12.0)
     assert second == PromptProgress(9000, 5000, 7.0)
     assert ("return_progress" in server.bodies[0]) is (owner == "llamacpp")
@@ -396,7 +396,7 @@ def test_what_a_list_says_about_images(
     sees: bool,
 ) -> None:
     server.models = {"data": [{"id": "tiny", **fields}], **more}
-    assert backend.sees_images() is sees
+    assert backend.supports_images() is sees
 
 
 @contextmanager

@@ -197,7 +197,7 @@ def test_a_conversation_that_is_put_away_drafts_as_one_that_stays(
             if turn:
                 WAYS[each](server)
             tokens += chat((turn, 70)).tokens.tolist()
-            turns.append(server.ask(Prompt.of(tokens), 85 + turn))
+            turns.append(server.ask(Prompt.from_ids(tokens), 85 + turn))
             tokens += turns[-1].tokens[:-1]
             if turn:
                 assert server.restored == {"live": "live", "disk": "disk"}.get(each, "ram")

@@ -196,7 +196,7 @@ def test_replies_are_those_without_drafts_and_nothing_is_verified_twice(
 ) -> None:
     """Composed drafts begin with the head's tokens, and go on beyond the planes."""
     backend = opened(name, is_f32=True)
-    prompt = Prompt.of(tokens(SEEDS[name], N), [30, 80])
+    prompt = Prompt.from_ids(tokens(SEEDS[name], N), [30, 80])
     n = 150
     endless = Sampling(temperature=0.0, ignore_eos=True)
     expected = ask(
@@ -238,7 +238,7 @@ def test_a_text_that_repeats_takes_fewer_steps(opened: Opened, kind: str) -> Non
     settings = NgramSettings()
     speculation = Counting(ngram_sources([kind], settings))
     engine = Engine(backend, RamCache(4, 2**26), EngineSettings(), speculation=speculation)
-    reply = ask(engine, Prompt.of(text), 250, sampling=forced)
+    reply = ask(engine, Prompt.from_ids(text), 250, sampling=forced)
     assert reply.error is None
     assert reply.text.startswith(line * 2)
     assert len(speculation.steps) < len(reply.tokens) / 4
@@ -301,7 +301,7 @@ class RandomSequences:
         for item, right in zip(items, rights, strict=True):
             if len(widths) > 1 and 0 < item.n_drafts <= self.backend.facts.n_rollback:
                 right = item.n_drafts  # what the engine never asks for: planes of unequal widths
-            n = item.position + item.n_sure + right
+            n = item.position + item.n_committed + right
             kept = self.backend.memory.rollback(item.seq, n)
             all_held = [*self.held[item.seq], *item.tokens][:n]
             assert kept in (n, item.position)

@@ -65,7 +65,9 @@ def open_draft(
     settings = ModelSettings(path=str(path), n_seqs=n_seqs, n_threads=1, n_ubatch=64, n_batch=64)
     params = ModelParams(settings)
     model = api.llama_model_load_from_file(str(path).encode(), params.struct)
-    context = api.llama_init_from_model(model, context_params(Resolved.of(settings), n_ctx))
+    context = api.llama_init_from_model(
+        model, context_params(Resolved.from_settings(settings), n_ctx)
+    )
     return SeparateModel(model, context, N_VOCAB, p_min=p_min, **more)
 
 
@@ -187,7 +189,7 @@ def test_whatever_stays_of_its_drafts_the_next_are_right(
         ]
         model.follow(0, verified, len(text), None)
         n_kept = choice.choice([1, len(verified), choice.randrange(1, len(verified) + 1)])
-        model.keep(0, len(text) + n_kept)
+        model.truncate(0, len(text) + n_kept)
         text = [*text, *verified[:n_kept]]
         sure = choice.choice(PROMPT)
     reference.check([*text, sure], guess(model, text, sure))
@@ -211,7 +213,7 @@ def test_sequences_of_one_batch_do_not_disturb_each_other(
             model.follow(seq, verified, len(texts[seq]), None)
             n_kept = len(items[seq].tokens) + (seq + step) % (N + 1)
             texts[seq] = [*texts[seq], *verified[:n_kept]]
-            model.keep(seq, len(texts[seq]))
+            model.truncate(seq, len(texts[seq]))
     model.clear(1)
     reference.check([*texts[2], 80], guess(model, texts[2], 80, seq=2))
 
@@ -239,7 +241,7 @@ def test_a_restored_sequence_drafts_as_before(
         verified = [81, *guess(model, text, 81)]
         model.follow(0, verified, len(text), None)
         text = [*text, *verified[: 4 if pending == "a draft" else 2]]
-        model.keep(0, len(text))
+        model.truncate(0, len(text))
     middle = 60
     rows, state = saved(model, len(text), first=middle)
     before = model.save_rows(0, 0, middle)
@@ -323,7 +325,7 @@ def test_what_was_missed_costs_guesses_and_nothing_else(
     assert model.save_rows(0, 0, 100).size == model.save_state(0, 100).size == 0
     assert model.save_rows(0, 60, 100).size == model.rows_size(60, 100)
     assert len(guess(model, text, 80)) == N
-    model.keep(0, 50)
+    model.truncate(0, 50)
     assert len(guess(model, text[:50], 80)) == N
     model.clear(0)
     feed(model, text)
@@ -355,7 +357,7 @@ def test_a_full_context_ends_drafts_and_loses_nothing(
     model.follow(0, [80], 254, None)
     model.follow(0, [81], 255, None)
     assert guess(model, [*text, 80, 81], 82) == ()
-    model.keep(0, 200)
+    model.truncate(0, 200)
     if not model._is_hybrid:
         reference.check([*text[:200], 80], guess(model, text[:200], 80))
 
@@ -395,7 +397,7 @@ def test_a_model_whose_memory_cannot_be_cut_is_refused(model_path: Callable[[str
     settings = ModelSettings(path=str(model_path("tiny-draft")), n_seqs=2, n_threads=1)
     params = ModelParams(settings)
     model = api.llama_model_load_from_file(settings.path.encode(), params.struct)
-    given = context_params(Resolved.of(settings), 512)
+    given = context_params(Resolved.from_settings(settings), 512)
     given.kv_unified = False
     context = api.llama_init_from_model(model, given)
     with pytest.raises(ModelError, match="no rollback"):

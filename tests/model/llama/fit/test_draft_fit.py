@@ -59,13 +59,13 @@ class Run:
         n_draft = self._drafts.n_draft if self._drafts.draft_types else 0
         states = 150 * n_seqs * MIB
         has_head = self._drafts.has("draft-mtp")
-        n_planes = n_draft * has_head + self._drafts.has("cache")
+        n_state_history = n_draft * has_head + self._drafts.has("cache")
         gpu = Usage(
             15_000 * MIB,
             n_ctx * MIB // 16,
             states,
             500 * MIB,
-            n_planes * states,
+            n_state_history * states,
             700 * MIB * has_head,
         )
         host = Place("host", False, Usage(states=self._on_host * MIB), 64_000 * MIB)
@@ -75,7 +75,7 @@ class Run:
             MIB / 16,
             150 * MIB,
             (Place("CUDA0", True, gpu, self._free * MIB, self._settings.fit_target[0] * MIB), host),
-            n_planes=n_planes * self._has_states,
+            n_state_history=n_state_history * self._has_states,
             n_ctx_train=self.n_ctx_train,
         )
 

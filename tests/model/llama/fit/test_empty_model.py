@@ -21,7 +21,9 @@ ModelPath = Callable[[str], Path]
 @pytest.fixture
 def resolved(model_path: ModelPath) -> Resolved:
     path = str(model_path("tiny-hybrid-nextn"))
-    return Resolved.of(ModelSettings(path=path, n_seqs=2), DraftSettings(("draft-mtp",), n_draft=3))
+    return Resolved.from_settings(
+        ModelSettings(path=path, n_seqs=2), DraftSettings(("draft-mtp",), n_draft=3)
+    )
 
 
 def test_a_head_counts_where_it_is_used(resolved: Resolved) -> None:

@@ -81,7 +81,7 @@ def plans(
 ) -> list[tuple[MemoryPlan, dict[str, int]]]:
     """Return plans for two contexts without what is free now, and the tensors that they count."""
     found = []
-    with dry_run(Resolved.of(settings, drafts)) as run:
+    with dry_run(Resolved.from_settings(settings, drafts)) as run:
         for n_ctx in (4096, 16_384):
             plan = run.plan(n_ctx)
             places = tuple(replace(place, free=None) for place in plan.places)
@@ -156,7 +156,7 @@ def test_full_size_models_are_planned_from_their_heads(
     path = hollow_model(tmp_path / "m.gguf", SHAPES[name], monkeypatch)
     n_ctx = 102_400
     settings = ModelSettings(path=str(path), type_k=types, type_v=types, repack=False)
-    with dry_run(Resolved.of(settings)) as run:
+    with dry_run(Resolved.from_settings(settings)) as run:
         plan = run.plan(n_ctx)
     assert plan.row_bytes == row_bytes
     assert plan.host.usage.kv == row_bytes * n_ctx
@@ -197,10 +197,10 @@ def test_each_part_counts_where_llama_cpp_puts_it(
     model_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]
 ) -> None:
     settings, n_ctx = ModelSettings(path=str(model_path("tiny-hybrid"))), 16_384
-    with dry_run(Resolved.of(settings)) as run:
+    with dry_run(Resolved.from_settings(settings)) as run:
         host = run.plan(n_ctx).host.usage
     on_gpus(monkeypatch, TWO_GPUS, *names)
-    with dry_run(Resolved.of(settings)) as run:
+    with dry_run(Resolved.from_settings(settings)) as run:
         plan = run.plan(n_ctx)
     assert [place.name for place in plan.places] == [*filter(None, names), "host"]
     # Another state of each sequence is for copies within the GPUs, which need everything there.
@@ -220,10 +220,10 @@ def test_an_estimate_is_rather_too_large(
     model_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, name: str, flash_attn: str
 ) -> None:
     settings = ModelSettings(path=str(model_path(name)), n_ubatch=128, flash_attn=flash_attn)
-    with dry_run(Resolved.of(settings)) as run:
+    with dry_run(Resolved.from_settings(settings)) as run:
         counted = run.plan(4096)
     on_gpus(monkeypatch, ())
-    with dry_run(Resolved.of(settings)) as run:
+    with dry_run(Resolved.from_settings(settings)) as run:
         plan = run.plan(4096)
         with pytest.raises(ModelError, match="the extension"):
             run.pooled_layers()
@@ -248,7 +248,7 @@ def test_an_estimate_follows_the_placements(
 ) -> None:
     settings = ModelSettings(path=str(model_path("tiny-moe")), **fields)
     on_gpus(monkeypatch, TWO_GPUS)
-    with dry_run(replace(Resolved.of(settings), gpus=TWO_GPUS)) as run:
+    with dry_run(replace(Resolved.from_settings(settings), gpus=TWO_GPUS)) as run:
         plan, sizes = run.plan(4096), run.tensors
     there = (
         [name for name in sizes if not re.match(rf"blk\.[0-{7 - blocks}]\.", name)]
@@ -293,12 +293,12 @@ def test_warnings_about_the_host() -> None:
 
 
 USAGE = Usage(15_000 * MIB, 3_400 * MIB, 300 * MIB, 500 * MIB)
-DRAFTING = replace(USAGE, states=600 * MIB, planes=1_800 * MIB, drafts=700 * MIB)
+DRAFTING = replace(USAGE, states=600 * MIB, state_history=1_800 * MIB, drafts=700 * MIB)
 HOST = Usage(680 * MIB, 0, 0, 30 * MIB)
 
 
 @pytest.mark.parametrize(
-    ("usage", "n_planes", "gpu", "host"),
+    ("usage", "n_state_history", "gpu", "host"),
     [
         (USAGE, 0, "15,000 3,400 300 500 - 19,200 24,000", "680 - - 30 8,192 8,902 ?"),
         (
@@ -310,10 +310,10 @@ HOST = Usage(680 * MIB, 0, 0, 30 * MIB)
     ],
 )
 def test_the_table_adds_up_with_and_without_drafts(
-    usage: Usage, n_planes: int, gpu: str, host: str
+    usage: Usage, n_state_history: int, gpu: str, host: str
 ) -> None:
     places = Place("CUDA0", True, usage, 24_000 * MIB), Place("host", False, HOST, None)
-    plan = MemoryPlan(102_400, 1, 34_816.0, 150 * MIB, places, (), n_planes)
+    plan = MemoryPlan(102_400, 1, 34_816.0, 150 * MIB, places, (), n_state_history)
     lines = list(plan.lines(8192 * MIB))
     assert [line.split()[-2] for line in lines] == ["CUDA0", *gpu.split()]
     assert [line.split()[-1] for line in lines] == ["host", *host.split()]
@@ -325,9 +325,11 @@ def test_the_table_adds_up_with_and_without_drafts(
         "total",
         "free now",
     ]
-    assert any(line.startswith("3 earlier states of each") for line in lines) == bool(n_planes)
+    assert any(line.startswith("3 earlier states of each") for line in lines) == bool(
+        n_state_history
+    )
     short = replace(plan, places=(replace(places[0], free=usage.total - 1_000 * MIB), places[1]))
-    helps = "--spec-type none, " if n_planes else ""
+    helps = "--spec-type none, " if n_state_history else ""
     (warning,) = short.warnings(0)
     assert warning.startswith(f"CUDA0 has 1,000 MiB too little; what would help: {helps}")
 
@@ -357,20 +359,20 @@ def test_a_head_and_its_planes_are_in_the_plan(
     loaded.backend.unload()
     (plan,) = [resolved.memory for resolved in announced]
     usage, shape = plan.host.usage, SHAPES[name]
-    assert plan.n_planes == n_draft
+    assert plan.n_state_history == n_draft
     assert plan.state_bytes == shape.state_bytes
-    assert usage.planes == n_draft * usage.states
-    assert usage.states + usage.planes == taken["states"]
+    assert usage.state_history == n_draft * usage.states
+    assert usage.states + usage.state_history == taken["states"]
     assert usage.weights == taken["weights"]
     assert usage.kv == taken["kv"]
     assert usage.compute == taken["compute"]
     assert "a draft head" not in caplog.text
     assert usage.drafts > 0.9 * 16384 * shape.head_size * shape.num_kv_heads * (2 + 4)
-    with dry_run(Resolved.of(settings)) as run:
+    with dry_run(Resolved.from_settings(settings)) as run:
         without = run.plan(16384)
         plain = load(settings)
-    assert without.n_planes == 0
-    assert without.host.usage.planes == 0
+    assert without.n_state_history == 0
+    assert without.host.usage.state_history == 0
     assert without.host.usage.drafts == 0
     assert without.host.usage.weights < usage.weights, "the head's"
     assert without.layers == plan.layers
@@ -388,13 +390,15 @@ def test_a_head_and_its_planes_are_in_the_plan(
 
 def test_long_drafts_need_one_more_state(model_path: Callable[[str], Path]) -> None:
     settings = ModelSettings(path=str(model_path("tiny-hybrid")), n_seqs=3)
-    with dry_run(Resolved.of(settings, DraftSettings(draft_types=("ngram-mod",)))) as run:
+    with dry_run(
+        Resolved.from_settings(settings, DraftSettings(draft_types=("ngram-mod",)))
+    ) as run:
         plan = run.plan(4096)
-    assert plan.n_planes == 1
-    assert plan.host.usage.planes == plan.host.usage.states
+    assert plan.n_state_history == 1
+    assert plan.host.usage.state_history == plan.host.usage.states
     dense = replace(settings, path=str(model_path("tiny-dense")))
-    with dry_run(Resolved.of(dense, DraftSettings(draft_types=("cache",)))) as run:
-        assert run.plan(4096).n_planes == 0, "no states, no marks"
+    with dry_run(Resolved.from_settings(dense, DraftSettings(draft_types=("cache",)))) as run:
+        assert run.plan(4096).n_state_history == 0, "no states, no marks"
 
 
 @pytest.mark.parametrize(
@@ -412,25 +416,25 @@ def test_a_draft_file_is_in_the_plan(
 ) -> None:
     settings = ModelSettings(path=str(model_path("tiny-hybrid")), n_seqs=2)
     drafts = DraftSettings(draft_types=(draft_type,), draft_path=str(model_path(name)))
-    with dry_run(Resolved.of(settings, drafts)) as run:
+    with dry_run(Resolved.from_settings(settings, drafts)) as run:
         small, large = run.plan(4096).host.usage, run.plan(8192).host.usage
     weights = Path(drafts.draft_path).stat().st_size
     rows = 4096 * SHAPES[name].row_bytes("f16", "f16")
     assert small.drafts > 0.9 * weights + rows
     assert rows <= large.drafts - small.drafts <= 3 * rows, "the mask of its attention grows, too"
-    with dry_run(Resolved.of(settings)) as run:
+    with dry_run(Resolved.from_settings(settings)) as run:
         assert small.kv == run.plan(4096).host.usage.kv
 
 
 def fitted_ctx(settings: ModelSettings, drafts: DraftSettings = NO_DRAFTS) -> int:
-    return fit_settings(Resolved.of(settings, drafts)).model.n_ctx
+    return fit_settings(Resolved.from_settings(settings, drafts)).model.n_ctx
 
 
 def test_a_context_that_is_left_open_leaves_room_for_drafting(
     model_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = str(model_path("tiny-hybrid-nextn"))
-    with dry_run(Resolved.of(ModelSettings(path=path), MTP)) as run:
+    with dry_run(Resolved.from_settings(ModelSettings(path=path), MTP)) as run:
         free = run.plan(run.n_ctx_train // 2).host.usage.total
         maximum = run.n_ctx_train
     monkeypatch.setattr(dry_runs, "host_available", lambda: free)

@@ -38,7 +38,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 def planned(path: Path, n_tokens: int, **fields: Any) -> MemoryPlan:
     settings = ModelSettings(path=str(path), **{"n_ctx": N_CTX, "n_ubatch": 64, **fields})
-    found = fit_all(Resolved.of(settings), None, PoolSettings(n_tokens))
+    found = fit_all(Resolved.from_settings(settings), None, PoolSettings(n_tokens))
     assert found.memory.pool is not None
     assert found.model.n_ctx == found.memory.n_ctx
     return found.memory
@@ -84,7 +84,9 @@ def test_tokens_become_layers(
         0 if types == "f16" else round(row / {"q8_0": 34 / 32, "q4_0": 18 / 32}[types] / n_layers)
     )
     output = 64 * 4 * shape.num_heads * shape.head_size if values else 0
-    with dry_runs.dry_run(Resolved.of(ModelSettings(path=str(path), n_ubatch=64, **fields))) as run:
+    with dry_runs.dry_run(
+        Resolved.from_settings(ModelSettings(path=str(path), n_ubatch=64, **fields))
+    ) as run:
         small = run.plan(1024)
     assert gpu.usage.compute - small.gpus[0].usage.compute == N_CTX * (2 * 64 + 2 * values) + output
     table = "\n".join(half.lines(0))
@@ -120,7 +122,7 @@ def test_a_pool_takes_what_fitting_leaves(
         assert pool.n_resident == n_resident
         assert pool.n_stages == n_stages
     on_gpu(10_000 * MIB)
-    settings = Resolved.of(ModelSettings(path=str(path), n_ctx=N_CTX))
+    settings = Resolved.from_settings(ModelSettings(path=str(path), n_ctx=N_CTX))
     assert pool_plan(settings, PoolSettings(-1)) is None
     assert caplog.messages[-1] == "--kv-pool disabled: all of K and V fit"
 
@@ -151,7 +153,9 @@ def test_what_cannot_be_pooled_runs_as_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     caplog.set_level(logging.INFO)
-    settings = Resolved.of(ModelSettings(path=str(model_path("tiny-hybrid")), n_ctx=4096))
+    settings = Resolved.from_settings(
+        ModelSettings(path=str(model_path("tiny-hybrid")), n_ctx=4096)
+    )
     assert pool_plan(settings, PoolSettings(-1)) is None
     assert caplog.messages[-1] == "--kv-pool disabled: no GPU"
     with pytest.raises(

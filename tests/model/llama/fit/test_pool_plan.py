@@ -24,7 +24,7 @@ from pyctl.llama.settings.memory_plan import MIB
     ],
 )
 def test_what_does_not_fit_passes_through_stages(n: int, resident: int, n_stages: int) -> None:
-    plan = PoolPlan.of(n, 1024, 16, 100)
+    plan = PoolPlan.for_layers(n, 1024, 16, 100)
     assert plan.n_resident == resident
     assert plan.n_stages == n_stages
     assert plan.n_streamed == 16 - resident
@@ -32,13 +32,13 @@ def test_what_does_not_fit_passes_through_stages(n: int, resident: int, n_stages
     assert plan.device_bytes == min(max(n, 1), 16) * 100
     assert plan.host_bytes == (16 - resident) * 100
     assert plan.pass_bytes(512) == plan.host_bytes // 2
-    assert PoolPlan.of(1, 1024, 1, 100).resident == (0,)
+    assert PoolPlan.for_layers(1, 1024, 1, 100).resident == (0,)
 
 
 @pytest.mark.parametrize("n_layers", [2, 4, 10, 16])
 def test_streamed_layers_are_far_apart(n_layers: int) -> None:
     for n in range(1, n_layers):
-        plan = PoolPlan.of(n, 1024, n_layers, 100)
+        plan = PoolPlan.for_layers(n, 1024, n_layers, 100)
         streamed = sorted(set(range(n_layers)) - set(plan.resident))
         assert len(streamed) == plan.n_streamed
         gaps = [b - a for a, b in pairwise(streamed)]
@@ -47,11 +47,11 @@ def test_streamed_layers_are_far_apart(n_layers: int) -> None:
 
 def test_speed_is_told_before_anybody_waits_for_it() -> None:
     """27B with q8_0: 544 MiB in each of 16 layers."""
-    (line,) = PoolPlan.of(11, 262_144, 16, 544 * MIB).lines()
+    (line,) = PoolPlan.for_layers(11, 262_144, 16, 544 * MIB).lines()
     assert line.startswith(
         "K and V of 7 of 16 layers lie in RAM and are read for each token: at 20 GB/s at most "
     )
     assert line.endswith(
         "40 at 32,768 tokens, 10 at 131,072 tokens, 5.0 at 262,144 tokens (tokens/s)"
     )
-    assert list(PoolPlan.of(16, 262_144, 16, 544 * MIB).lines()) == []
+    assert list(PoolPlan.for_layers(16, 262_144, 16, 544 * MIB).lines()) == []

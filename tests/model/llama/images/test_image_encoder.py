@@ -63,7 +63,7 @@ def images_of(loaded: Loaded) -> ImageEncoder:
 
 
 def file_of(seed: int, width: int = 100, height: int = 70) -> ImageFile:
-    return ImageFile.of(image_bytes(width, height, "bmp", seed=seed))
+    return ImageFile.parse(image_bytes(width, height, "bmp", seed=seed))
 
 
 sides = st.one_of(
@@ -81,8 +81,8 @@ def test_images_are_cut_as_libmtmd_cuts_them(
     loaded: Loaded, bounded: ImageEncoder, width: int, height: int
 ) -> None:
     for images in (images_of(loaded), bounded):
-        columns, lines = images.grid.of(width, height)
-        assert images._grid_of(images._tokenized(width, height, None)) == (columns, lines)
+        columns, lines = images.grid.grid_size(width, height)
+        assert images._chunk_grid(images._tokenized(width, height, None)) == (columns, lines)
 
 
 def test_keys_tell_files_and_bounds_apart(loaded: Loaded, bounded: ImageEncoder) -> None:
@@ -104,12 +104,12 @@ def test_rows_are_the_same_again_and_those_of_this_file(loaded: Loaded) -> None:
     other = images.picture(file_of(102))
     assert images.encode(first)
     assert not images.encode(first), "they are known"
-    rows = images.rows_of(first, 0, first.n_tokens)
+    rows = images.encoded_rows(first, 0, first.n_tokens)
     assert rows.shape == (first.n_tokens, loaded.info.n_embd)
     images.rows = ImageRows()
-    assert np.array_equal(images.rows_of(first, 0, first.n_tokens), rows)
-    assert np.array_equal(images.rows_of(first, 2, 5), rows[2:5])
-    assert not np.array_equal(images.rows_of(other, 0, other.n_tokens), rows)
+    assert np.array_equal(images.encoded_rows(first, 0, first.n_tokens), rows)
+    assert np.array_equal(images.encoded_rows(first, 2, 5), rows[2:5])
+    assert not np.array_equal(images.encoded_rows(other, 0, other.n_tokens), rows)
 
 
 def test_a_file_is_decoded_once(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,14 +162,14 @@ def test_while_the_model_is_freed_sizes_are_known(model: ModelSettings, tiny_mmp
     found = load(model, vision=VisionSettings(str(tiny_mmproj)))
     images = images_of(found)
     picture = images.picture(file_of(3))
-    rows = images.rows_of(picture, 0, picture.n_tokens)
+    rows = images.encoded_rows(picture, 0, picture.n_tokens)
     found.backend.unload()
     asleep = images.picture(file_of(4))
     assert asleep.n_tokens == picture.n_tokens
     found.backend.load()
     assert images.encode(asleep)
     images.rows = ImageRows()
-    assert np.array_equal(images.rows_of(picture, 0, picture.n_tokens), rows)
+    assert np.array_equal(images.encoded_rows(picture, 0, picture.n_tokens), rows)
     found.backend.unload()
 
 
@@ -182,7 +182,7 @@ def test_what_does_not_decode_is_refused_whoever_asks(loaded: Loaded) -> None:
         images.picture(broken)
     with pytest.raises(RequestError, match="JPEG image is broken"):
         images.encode(ImageSpan(b"k", 10, 6, broken))
-    other = ImageFile.of(image_bytes(64, 64, "png"))
+    other = ImageFile.parse(image_bytes(64, 64, "png"))
     lying = replace(other, width=640, height=640)
     with pytest.raises(RequestError):
         images.picture(lying)
@@ -193,7 +193,7 @@ def webp(*frames: NDArray[np.uint8], mode: str = "RGB") -> ImageFile:
     out = io.BytesIO()
     images = [Image.fromarray(frame).convert(mode) for frame in frames]
     images[0].save(out, "webp", lossless=True, save_all=len(images) > 1, append_images=images[1:])
-    return ImageFile.of(out.getvalue())
+    return ImageFile.parse(out.getvalue())
 
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA"])
@@ -204,13 +204,13 @@ def test_webp_is_seen_as_the_same_pixels_in_a_bmp(loaded: Loaded, mode: str) -> 
         np.random.default_rng(seed).integers(0, 256, (70, 100, 3), np.uint8) for seed in (1, 2)
     )
     plain = images.picture(file_of(1))
-    expected = images.rows_of(plain, 0, plain.n_tokens)
+    expected = images.encoded_rows(plain, 0, plain.n_tokens)
     for file in (webp(first, mode=mode), webp(first, second, mode=mode)):
         picture = images.picture(file)
         assert (file.width, file.height, picture.key != plain.key) == (100, 70, True)
-        assert np.array_equal(images.rows_of(picture, 0, picture.n_tokens), expected)
+        assert np.array_equal(images.encoded_rows(picture, 0, picture.n_tokens), expected)
     other = images.picture(webp(second, mode=mode))
-    assert not np.array_equal(images.rows_of(other, 0, other.n_tokens), expected)
+    assert not np.array_equal(images.encoded_rows(other, 0, other.n_tokens), expected)
 
 
 def test_webp_that_does_not_decode(loaded: Loaded) -> None:
@@ -218,10 +218,10 @@ def test_webp_that_does_not_decode(loaded: Loaded) -> None:
     data = image_bytes(320, 200, "webp", seed=9)
     with pytest.raises(RequestError, match="WEBP image is broken"):
         images.picture(
-            ImageFile.of(data[:4] + struct.pack("<I", 992) + data[8:1000])
+            ImageFile.parse(data[:4] + struct.pack("<I", 992) + data[8:1000])
         )  # a third of its pixels
     with pytest.raises(RequestError, match="not have the size in its header"):
-        images.picture(replace(ImageFile.of(data), width=640))
+        images.picture(replace(ImageFile.parse(data), width=640))
 
 
 def test_the_latest_rows_stay_and_the_oldest_go() -> None:
@@ -277,7 +277,7 @@ def test_a_model_without_an_encoder_sees_nothing(model: ModelSettings) -> None:
 
 
 def test_the_plan_counts_the_encoder(model: ModelSettings, tiny_mmproj: Path) -> None:
-    resolved = Resolved.of(model)
+    resolved = Resolved.from_settings(model)
     place, n_bytes = make_encoder(resolved, VisionSettings(str(tiny_mmproj))).usage
     assert place == ""
     assert n_bytes > tiny_mmproj.stat().st_size // 2
@@ -298,7 +298,7 @@ def test_the_plan_counts_what_attention_needs_otherwise(
     """Without flash attention every patch has a number for each other one in each head."""
     vision = VisionSettings(str(tiny_mmproj), image_max_tokens=512)
     usual, without = (
-        make_encoder(Resolved.of(replace(model, flash_attn=mode)), vision).usage[1]
+        make_encoder(Resolved.from_settings(replace(model, flash_attn=mode)), vision).usage[1]
         for mode in ("auto", "off")
     )
     assert without - usual == VISION_SHAPES["tiny-vision"].num_heads * 4 * (4 * 512) ** 2
@@ -314,7 +314,7 @@ def test_the_largest_image_is_encoded_at_the_start(
     found there and not in the middle of a prompt.
     """
     vision = VisionSettings(str(tiny_mmproj), image_max_tokens=64)
-    monkeypatch.setattr("pyctl.llama.images.make_encoder._device_of", lambda *_: devices()[-1])
+    monkeypatch.setattr("pyctl.llama.images.make_encoder._choose_device", lambda *_: devices()[-1])
     with patch.object(
         ImageEncoder, "_encode", autospec=True, side_effect=ImageEncoder._encode
     ) as encoded:
@@ -367,7 +367,7 @@ def test_images_of_several_sizes_one_after_another(
     """A small image on a GPU is encoded between two of a size for which a graph was captured, and
     all have the right rows.
     """
-    monkeypatch.setattr("pyctl.llama.images.make_encoder._device_of", lambda *_: devices()[-1])
+    monkeypatch.setattr("pyctl.llama.images.make_encoder._choose_device", lambda *_: devices()[-1])
     found = load(model, vision=VisionSettings(str(tiny_mmproj), image_max_tokens=64))
     images = images_of(found)
     grids = []
@@ -386,7 +386,7 @@ def test_images_of_several_sizes_one_after_another(
         for seed, size in enumerate([(100, 70)] * 3 + [(128, 128)] * 2 + [(100, 70)] * 2)
     ]
     pictures = [images.picture(file) for file in files]
-    rows = [images.rows_of(picture, 0, picture.n_tokens) for picture in pictures]
+    rows = [images.encoded_rows(picture, 0, picture.n_tokens) for picture in pictures]
     a = (4, 3)
     b = (4, 4)
     small = (3, 3)
@@ -396,4 +396,4 @@ def test_images_of_several_sizes_one_after_another(
     plain = images_of(loaded)
     for file, made in zip(files, rows, strict=True):
         picture = plain.picture(file)
-        assert np.array_equal(plain.rows_of(picture, 0, picture.n_tokens), made)
+        assert np.array_equal(plain.encoded_rows(picture, 0, picture.n_tokens), made)

@@ -102,7 +102,7 @@ class LlamaGrammar:
     def allowed(self) -> Any:
         self._candidates.fill(self._logits)
         self._candidates.apply(self._sampler)
-        return self._candidates.left["logit"] == 0.0
+        return self._candidates.remaining["logit"] == 0.0
 
     def read(self, token: int) -> None:
         api.llama_sampler_accept(self._sampler, token)

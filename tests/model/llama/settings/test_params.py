@@ -63,7 +63,7 @@ BASE = ModelSettings(n_ubatch=32, n_threads=5, n_threads_batch=5)
 def numbers(settings: ModelSettings) -> dict[str, int | float]:
     """Return the members of both structures that are numbers."""
     made = ModelParams(settings)
-    structs = (made.struct, context_params(Resolved.of(settings), 512))
+    structs = (made.struct, context_params(Resolved.from_settings(settings), 512))
     kinds = [
         (struct, kind) for struct in structs for kind in type(struct).__mro__
     ]  # also those of a `widened` one
@@ -91,7 +91,9 @@ def test_a_setting_of_drafts_changes_that_of_their_model(
     field: str, value: Any, members: dict[str, int]
 ) -> None:
     drafts = DraftSettings()
-    assert changes(drafts.of_file(BASE), replace(drafts, **{field: value}).of_file(BASE)) == members
+    assert (
+        changes(drafts.for_file(BASE), replace(drafts, **{field: value}).for_file(BASE)) == members
+    )
 
 
 @pytest.mark.parametrize(
@@ -101,5 +103,5 @@ def test_weights_are_not_rearranged_where_amx_would_multiply_them(
     monkeypatch: pytest.MonkeyPatch, features: bytes, repack: bool
 ) -> None:
     monkeypatch.setattr(api, "llama_print_system_info", lambda: features)
-    assert Resolved.of(ModelSettings()).model.repack == repack
-    assert not Resolved.of(ModelSettings(repack=False)).model.repack
+    assert Resolved.from_settings(ModelSettings()).model.repack == repack
+    assert not Resolved.from_settings(ModelSettings(repack=False)).model.repack

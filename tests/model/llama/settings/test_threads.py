@@ -44,7 +44,7 @@ def cores(monkeypatch: pytest.MonkeyPatch) -> int:
 def test_threads_are_as_many_as_the_layers_are_worth(
     cores: int, given: dict[str, int], n_layer_bytes: int | None, expected: tuple[int, int]
 ) -> None:
-    settings = replace(Resolved.of(ModelSettings(**given)), n_layer_bytes=n_layer_bytes)
+    settings = replace(Resolved.from_settings(ModelSettings(**given)), n_layer_bytes=n_layer_bytes)
     made = context_params(settings, 512)
     assert (made.n_threads, made.n_threads_batch) == expected
 

@@ -14,7 +14,7 @@ from pyctl.engine.draft.accepted_share import AcceptedShare, Origin
 def test_the_more_tokens_match_the_more_a_text_promises(
     n_matched: int, matched: int, prior: float
 ) -> None:
-    origin = Origin.of("some", n_matched)
+    origin = Origin.from_match("some", n_matched)
     assert origin.matched == matched
     assert origin.prior == pytest.approx(prior)
 

@@ -47,12 +47,12 @@ def measured(
     n_seqs: int = 1,
     n_free: int = 1024,
     draft_ms: float = 0.0,
-    has_planes: bool = False,
+    has_state_history: bool = False,
 ) -> DraftLengthController:
     """Return a controller that has measured the costs of all widths, with 10 ms for a plain step of
     one request.
     """
-    controller = DraftLengthController(n_free=n_free, has_planes=has_planes)
+    controller = DraftLengthController(n_free=n_free, has_state_history=has_state_history)
     for n in range(limit + 1):
         for _ in range(2):
             controller.costs(n_seqs).add(n_seqs * (1 + n), 10 * cost(n_seqs * (1 + n)))
@@ -251,15 +251,15 @@ def test_the_length_is_the_one_that_pays_most(slope: float, share: float, best: 
 
 def test_a_longer_match_gets_a_longer_draft_from_the_first_one_on() -> None:
     controller = measured(line(0.02), n_free=3)
-    found = [controller.length(0, Origin.of("some", n), 64) for n in (2, 8, 32, 64)]
+    found = [controller.length(0, Origin.from_match("some", n), 64) for n in (2, 8, 32, 64)]
     assert found == sorted(found)
     assert found[0] <= 3 < found[-1]
 
 
 def test_what_is_wrong_behind_few_matching_tokens_says_nothing_of_many() -> None:
     controller = measured(line(0.02), n_free=3)
-    short = Origin.of("some", 4)
-    long = Origin.of("some", 64)
+    short = Origin.from_match("some", 4)
+    long = Origin.from_match("some", 64)
     for _ in range(40):
         took(controller, short, 3, 0, 10.6)
         took(controller, long, 64, 64, 22.8)
@@ -283,7 +283,7 @@ def test_a_copy_that_goes_on_shares_the_cost_of_a_new_graph(
     n_right: int, kept: tuple[float, float]
 ) -> None:
     gains = []
-    long = Origin.of("some", 64)
+    long = Origin.from_match("some", 64)
     for graph in (0.0, 4.0):
         controller = measured(line(0.01))
         controller.costs(1).graph_ms = 10 * graph
@@ -294,23 +294,25 @@ def test_a_copy_that_goes_on_shares_the_cost_of_a_new_graph(
     assert minimum < gains[1] / gains[0] < maximum
 
 
-def beside_others(*, has_planes: bool, apart: float = 1.5) -> DraftLengthController:
+def beside_others(*, has_state_history: bool, apart: float = 1.5) -> DraftLengthController:
     """Return a controller of 4 requests: wide drafts, and tokens evaluated again, take ``apart``
     plain steps where they are separate.
     """
-    controller = measured(line(0.05), limit=9, n_seqs=4, n_free=3, has_planes=has_planes)
-    for n in 3 * (8, 16, 24) if has_planes else ():
+    controller = measured(
+        line(0.05), limit=9, n_seqs=4, n_free=3, has_state_history=has_state_history
+    )
+    for n in 3 * (8, 16, 24) if has_state_history else ():
         controller.record_batches([(1, 2)] * 3 + [(1, n - 1)])
         controller.record(dict.fromkeys(range(4), 2), 9 + n, 14 + 11.5 * apart)
     return controller
 
 
 def test_a_wide_copy_is_charged_for_the_evaluation_that_others_wait_for() -> None:
-    few = Origin.of("some", 16)
-    many = Origin.of("some", 64)
+    few = Origin.from_match("some", 16)
+    many = Origin.from_match("some", 64)
     model = Origin("head")
-    shared = beside_others(has_planes=False)
-    apart = beside_others(has_planes=True)
+    shared = beside_others(has_state_history=False)
+    apart = beside_others(has_state_history=True)
     assert shared.length(0, few, 16, 4) > 3 >= apart.length(0, few, 16, 4)
     assert (apart.costs(4).second(16), apart.costs(4).shared(25)) == pytest.approx(
         (1.5, 2.2 / 1.15)
@@ -320,15 +322,15 @@ def test_a_wide_copy_is_charged_for_the_evaluation_that_others_wait_for() -> Non
 
 
 def test_a_wide_copy_that_is_worth_a_second_evaluation_is_tried() -> None:
-    controller = beside_others(has_planes=True, apart=1.1)
-    copy = Origin.of("some", 64)
+    controller = beside_others(has_state_history=True, apart=1.1)
+    copy = Origin.from_match("some", 64)
     assert controller.length(0, copy, 64, 4) > 16
     assert not controller.model_beats_text(0, Origin("head"), 2, copy, 32, 4)
 
 
 def test_a_draft_is_as_long_as_the_budget_allows() -> None:
     controller = measured(line(0.3))
-    long = Origin.of("some", 64)
+    long = Origin.from_match("some", 64)
     for _ in range(12):
         took(controller, long, 4, 4, 22.0)
     controller.costs(1).budget = 4.0

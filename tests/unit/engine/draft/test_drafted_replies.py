@@ -58,7 +58,7 @@ class Drafting:
             n_ctx=N_CTX,
             n_cells=self.n_cells,
             n_seqs=n_seqs,
-            n_planes=self.n_planes,
+            n_state_history=self.n_state_history,
             max_drafts=self.max_drafts,
             n_outputs=self.n_outputs,
             draft_type="draft-mtp" if self.n_model else "",
@@ -85,7 +85,7 @@ class Drafting:
 
 DRAFTING = st.fixed_dictionaries(
     {
-        "n_planes": st.sampled_from([0, 1, 3, 3, 5]),
+        "n_state_history": st.sampled_from([0, 1, 3, 3, 5]),
         "max_drafts": st.sampled_from([0, 8, 48]),
         "n_outputs": st.sampled_from([0, 4, 16]),
         "n_model": st.sampled_from([0, 0, 1, 3, 4]),
@@ -151,7 +151,7 @@ def test_a_reply_is_the_one_without_drafts(
     ask(Engine(plain, RamCache(0, 0), EngineSettings(exact=True)), PROMPTS[number], n, **fields)
     assert backend.seqs[0].rows == plain.seqs[0].rows[: seq.n]
     assert seq.tokens.tolist() == [*PROMPTS[number].tokens, *reply.tokens][: seq.n]
-    if drafting.max_drafts <= drafting.n_planes or kind == "attention":
+    if drafting.max_drafts <= drafting.n_state_history or kind == "attention":
         assert backend.digest(0) == plain.digest(0), "nothing but the last token is missing"
     counts = handle.drafts
     assert (
@@ -162,7 +162,7 @@ def test_a_reply_is_the_one_without_drafts(
     assert list(counts.by_position) == sorted(counts.by_position, reverse=True)
     assert engine.counters.drafts == reply.done.timings.drafts == counts
 
-    follow = Prompt.of([*PROMPTS[number].tokens, *reply.tokens, 7, 8, 9][: N_CTX - 20], [100])
+    follow = Prompt.from_ids([*PROMPTS[number].tokens, *reply.tokens, 7, 8, 9][: N_CTX - 20], [100])
     engine.speculation = Speculation()
     plain_follow = cold(
         RememberingBackend(kind, n_ctx=N_CTX), follow, options=EngineSettings(exact=True)

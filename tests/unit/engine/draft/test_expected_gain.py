@@ -15,7 +15,7 @@ from pyctl.engine.draft.expected_gain import (
 )
 from pyctl.engine.draft.step_costs import CostCurve, StepCosts
 
-FREE = Rollback(1024, has_planes=False)
+FREE = Rollback(1024, has_state_history=False)
 PLAIN_MS = 10.0
 NEW_WIDTH = StepWidth(0, 0)
 
@@ -68,7 +68,7 @@ def test_a_model_drafts_for_all_requests_and_a_text_for_one() -> None:
 
 
 def test_accepted_drafts_are_evaluated_again_where_rollback_is_not_free() -> None:
-    gain = gain_of(DraftOffer(4, 0.5, is_copy=True), rollback=Rollback(3, has_planes=False))
+    gain = gain_of(DraftOffer(4, 0.5, is_copy=True), rollback=Rollback(3, has_state_history=False))
     n_accepted = round(expected_tokens(0.5, 4) - 1)
     repetition = (1 - 0.5**4) * n_accepted * 0.1
     assert gain.cost == pytest.approx(4 * 0.1 + repetition)
@@ -76,14 +76,14 @@ def test_accepted_drafts_are_evaluated_again_where_rollback_is_not_free() -> Non
 
 def test_a_long_draft_takes_a_second_evaluation_beside_others() -> None:
     """A second evaluation costs a plain step and half as much for each further token."""
-    gain = gain_of(DraftOffer(4, 0.5, is_copy=True), 2, Rollback(3, has_planes=True))
+    gain = gain_of(DraftOffer(4, 0.5, is_copy=True), 2, Rollback(3, has_state_history=True))
     n_again = 2 + round(expected_tokens(0.5, 4) - 1)
     second, again = 1 + 0.05 * (5 - 2), 1 + 0.05 * (n_again - 2)
     assert gain.cost == pytest.approx(second + (1 - 0.5**4) * again)
 
 
 def test_a_short_draft_is_padded_for_all_requests_where_lengths_must_be_equal() -> None:
-    gain = gain_of(DraftOffer(3, 0.5, is_copy=True), 2, Rollback(3, has_planes=True))
+    gain = gain_of(DraftOffer(3, 0.5, is_copy=True), 2, Rollback(3, has_state_history=True))
     assert gain.cost == pytest.approx(2 * 3 * 0.05)
 
 

@@ -63,7 +63,7 @@ def test_exact_drafts_have_one_length_that_costs_nothing_to_take_back() -> None:
 
 @pytest.mark.parametrize(("is_async", "costs_graphs"), [(True, True), (False, False)])
 def test_lengths_follow_from_the_facts(is_async: bool, costs_graphs: bool) -> None:
-    found, _ = speculation(exact=False, is_async=is_async, has_planes=True)
+    found, _ = speculation(exact=False, is_async=is_async, has_state_history=True)
     assert found.width == 0
     assert found.lengths is not None
     assert found.lengths.n_free == FACTS.n_rollback

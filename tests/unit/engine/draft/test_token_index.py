@@ -114,14 +114,14 @@ def test_around_the_ring(seed: int) -> None:
 
 def test_near_a_place() -> None:
     index = filled([as_tokens([9, 9, 1, 2, 3, 4, 5, 1, 2, 6, 7, 1, 2])])
-    assert index.near(4, [1, 2]) == (5, 2)
-    assert index.near(6, [1, 2]) == (10, 2)
-    assert index.near(6, [3, 1, 2]) == (10, 2)
-    assert index.near(4, [5, 1, 2]) == (10, 3)
-    assert index.near(4, [2]) == (5, 1)
-    assert index.near(4, [4]) == (0, 0)
-    assert index.near(10, [2]) == (0, 0)
-    assert index.near(4, [6, 1]) == (0, 0)
+    assert index.find_near(4, [1, 2]) == (5, 2)
+    assert index.find_near(6, [1, 2]) == (10, 2)
+    assert index.find_near(6, [3, 1, 2]) == (10, 2)
+    assert index.find_near(4, [5, 1, 2]) == (10, 3)
+    assert index.find_near(4, [2]) == (5, 1)
+    assert index.find_near(4, [4]) == (0, 0)
+    assert index.find_near(10, [2]) == (0, 0)
+    assert index.find_near(4, [6, 1]) == (0, 0)
 
 
 def test_bytes_grow_to_a_bound() -> None:
@@ -153,7 +153,7 @@ def test_asking_while_another_thread_adds(seed: int) -> None:
         place, length = index.find(text[:100].tolist(), near=n)
         assert 0 <= length <= CONTEXT
         assert all(0 <= token < 30 for token in index.read(place, 64))
-        near, _ = index.near(place, text[:4].tolist())
+        near, _ = index.find_near(place, text[:4].tolist())
         assert 0 <= near < index.capacity
         n += 1
     thread.join()

@@ -117,7 +117,7 @@ def test_where_planes_count_all_have_as_many_tokens() -> None:
         waiting(3, 40),
         waiting(4, 50, sure=(7, 8)),
     ]
-    hybrid = FakeBackend("hybrid", n_seqs=5, n_ubatch=256, n_planes=3)
+    hybrid = FakeBackend("hybrid", n_seqs=5, n_ubatch=256, n_state_history=3)
     batches = batches_of(hybrid, requests, speculation)
     assert sorted(map(sorted, widths(batches))) == [[2, 21], [4, 4, 4]]
     filled = {
@@ -134,7 +134,7 @@ def test_where_planes_count_all_have_as_many_tokens() -> None:
 
 def test_a_replay_beside_others_keeps_its_planes() -> None:
     """Repeated tokens make a batch wider than others, by less than the planes."""
-    backend = FakeBackend("hybrid", n_seqs=2, n_planes=3)
+    backend = FakeBackend("hybrid", n_seqs=2, n_state_history=3)
     for seq in (0, 1):
         backend.evaluate(seq, as_tokens([1] * 10), 0)
     requests = [waiting(0, 10, sure=(7, 8)), waiting(1, 10)]
@@ -148,7 +148,7 @@ def test_a_replay_beside_others_keeps_its_planes() -> None:
 
 def test_more_tokens_than_one_evaluation_takes_are_several() -> None:
     requests = [waiting(key, 100, sure=(1,) * 30) for key in range(5)]
-    backend = FakeBackend("hybrid", n_seqs=5, n_ubatch=64, n_planes=0)
+    backend = FakeBackend("hybrid", n_seqs=5, n_ubatch=64, n_state_history=0)
     assert widths(batches_of(backend, requests, Speculation([Told("told")]))) == [
         [30, 30],
         [30, 30],
@@ -156,23 +156,23 @@ def test_more_tokens_than_one_evaluation_takes_are_several() -> None:
     ]
 
 
-@pytest.mark.parametrize("n_planes", [0, 3])
-def test_rejected_long_drafts_are_evaluated_again_once(n_planes: int) -> None:
+@pytest.mark.parametrize("n_state_history", [0, 3])
+def test_rejected_long_drafts_are_evaluated_again_once(n_state_history: int) -> None:
     """Drafts that are always long and always wrong: what is evaluated again is evaluated once."""
-    backend = WatchedBackend("hybrid", n_planes=n_planes, n_ctx=1024)
+    backend = WatchedBackend("hybrid", n_state_history=n_state_history, n_ctx=1024)
     prompt = prompt_of(1, 150)
     seen = backend.decoded
     known = alone(prompt, 320, sampling=ENDLESS).tokens
     engine = drafting(backend, Guesses({prompt: known}, longest=40, wrong=0.1))
     assert ask(engine, prompt, 300, sampling=ENDLESS).tokens == known[:300]
-    replays = [item for item in seen if item.n_sure > 1]
+    replays = [item for item in seen if item.n_committed > 1]
     assert replays
-    assert all(item.n_drafts <= n_planes for item in replays)
+    assert all(item.n_drafts <= n_state_history for item in replays)
     for before, after in itertools.pairwise(seen):
-        assert after.position + after.n_sure > before.position + before.n_sure, (
+        assert after.position + after.n_committed > before.position + before.n_committed, (
             "each step adds a token"
         )
-        assert before.n_sure == 1 or after.position >= before.position + before.n_sure
+        assert before.n_committed == 1 or after.position >= before.position + before.n_committed
 
 
 def test_one_source_that_fails_costs_drafts_only(caplog: pytest.LogCaptureFixture) -> None:
@@ -189,7 +189,7 @@ def test_one_source_that_fails_costs_drafts_only(caplog: pytest.LogCaptureFixtur
 
 @pytest.mark.parametrize(("n_max", "kind"), [(3, "hybrid"), (4, "hybrid"), (2, "attention")])
 def test_a_model_drafts_for_all_at_once_or_for_nobody(n_max: int, kind: str) -> None:
-    backend = WatchedBackend(kind, n_ctx=1024, n_seqs=3, n_planes=3, draft_type="draft-mtp")
+    backend = WatchedBackend(kind, n_ctx=1024, n_seqs=3, n_state_history=3, draft_type="draft-mtp")
     engine = drafting(backend, model=ModelDrafts(backend, n_max))
     handles = [submit(engine, prompt_of(seed, 150), 40, sampling=ENDLESS) for seed in (1, 2, 3)]
     run_all(engine)
@@ -220,7 +220,7 @@ def test_a_model_is_asked_for_as_many_as_pay() -> None:
         def length(self, key: int, source: str, limit: int, *args: object, **fields: object) -> int:
             return min(key, limit)
 
-    backend = WatchedBackend("hybrid", n_seqs=4, n_planes=5, draft_type="draft-mtp")
+    backend = WatchedBackend("hybrid", n_seqs=4, n_state_history=5, draft_type="draft-mtp")
     for seq in range(4):
         backend.evaluate(seq, as_tokens([1] * 10), 0)
     speculation = Speculation(model=ModelDrafts(backend, 5), lengths=Choosing())

@@ -24,7 +24,7 @@ def engine_with(n_cells: int, *prompts: Sequence[int]) -> Engine:
     n_seqs = max(len(prompts), 1)
     engine = engine_of(FakeBackend(n_seqs=n_seqs, n_ctx=n_cells, can_hold=False))
     for number, tokens in enumerate(prompts):
-        ask(engine, Prompt.of(tokens), 0, seq=number)
+        ask(engine, Prompt.from_ids(tokens), 0, seq=number)
     engine.scheduler.occupancy.named.clear()
     return engine
 
@@ -72,7 +72,7 @@ def test_a_parked_sequence_is_in_the_cache() -> None:
     engine = engine_with(1000, text(1, 400))
     assert engine.cells.clear_idle()
     assert lengths(engine) == [0]
-    assert ask(engine, Prompt.of(text(1, 400)), 1).done.stats.source == "ram"
+    assert ask(engine, Prompt.from_ids(text(1, 400)), 1).done.stats.source == "ram"
     assert engine.cells.clear_idle()
     assert not engine.cells.clear_idle(), "nothing is left"
 
@@ -86,15 +86,15 @@ def test_sequences_that_clients_named_may_stay() -> None:
 
 def test_a_prompt_takes_the_sequence_that_it_continues() -> None:
     engine = engine_with(2000, text(1, 300), text(2, 300))
-    worth = engine.cells.worth
+    worth = engine.cells.values
     for number, seed in ((0, 1), (1, 2)):
-        prompt = Prompt.of([*text(seed, 300), *text(9, 50)])
+        prompt = Prompt.from_ids([*text(seed, 300), *text(9, 50)])
         assert worth.best(engine.sequences, prompt, clears=False) is engine.sequences[number]
 
 
 def test_a_prompt_without_a_beginning_here_takes_the_emptiest() -> None:
     engine = engine_with(2000, text(1, 900), [])
-    best = engine.cells.worth.best(engine.sequences, Prompt.of(text(5, 50)), clears=False)
+    best = engine.cells.values.best(engine.sequences, Prompt.from_ids(text(5, 50)), clears=False)
     assert best is engine.sequences[1]
 
 
@@ -106,8 +106,8 @@ def test_in_blocks_a_few_shared_tokens_do_not_count() -> None:
         seq.facts = PromptFacts()
     engine.scheduler.occupancy.last[0].id = 7
     engine.scheduler.occupancy.last[1].id = 3
-    prompt = Prompt.of([*shared, *text(4, 300)])
-    worth = engine.cells.worth
+    prompt = Prompt.from_ids([*shared, *text(4, 300)])
+    worth = engine.cells.values
     assert worth.best(engine.sequences, prompt, clears=False) is engine.sequences[0]
     in_blocks = worth.best(engine.sequences, prompt, clears=False, in_blocks=True)
     assert in_blocks is engine.sequences[1], "the least recently used"
@@ -116,7 +116,7 @@ def test_in_blocks_a_few_shared_tokens_do_not_count() -> None:
 @pytest.mark.parametrize("n", [0, 100, 299])
 def test_a_shorter_rest_loses_more(n: int) -> None:
     engine = engine_with(2000, text(1, 300))
-    worth = engine.cells.worth
+    worth = engine.cells.values
     (seq,) = engine.sequences
     assert worth.loss_if_truncated(seq, n) > 0
     assert worth.loss_if_truncated(seq, 300) == 0

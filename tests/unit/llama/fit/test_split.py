@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pyctl.llama.fit.split import tried, with_split
+from pyctl.llama.fit.split import try_split, with_split
 from pyctl.llama.library.devices import Device
 from pyctl.llama.settings.draft_settings import DraftSettings
 from pyctl.llama.settings.model_settings import ModelSettings
@@ -65,7 +65,7 @@ def test_a_full_card_is_no_reason_against_a_model(
 
 def test_a_trial_says_what_is_wrong(model_path: Callable[[str], Path], tmp_path: Path) -> None:
     settings = ModelSettings(path=str(model_path("tiny-dense")), devices=("none",), n_threads=1)
-    assert tried(settings, DraftSettings()) == ""
-    assert "missing.gguf" in tried(
+    assert try_split(settings, DraftSettings()) == ""
+    assert "missing.gguf" in try_split(
         ModelSettings(path=str(tmp_path / "missing.gguf")), DraftSettings()
     )

@@ -14,7 +14,7 @@ SIDES = st.integers(1, 8000)
 @given(width=SIDES, height=SIDES, cell=st.sampled_from([28, 32]))
 def test_any_image_has_tokens_within_the_limits(width: int, height: int, cell: int) -> None:
     grid = ImageGrid(cell)
-    columns, lines = grid.of(width, height)
+    columns, lines = grid.grid_size(width, height)
     assert columns >= 1
     assert lines >= 1
     n_rounded = max(columns, lines)  # a side may be a token longer than it should
@@ -28,17 +28,17 @@ def test_any_image_has_tokens_within_the_limits(width: int, height: int, cell: i
 def test_sides_are_rounded_to_whole_cells(
     width: int, height: int, expected: tuple[int, int]
 ) -> None:
-    assert ImageGrid(32).of(width, height) == expected
+    assert ImageGrid(32).grid_size(width, height) == expected
 
 
 def test_an_image_that_is_too_large_keeps_its_shape() -> None:
-    columns, lines = ImageGrid(32, (-1, 200)).of(4000, 2000)
+    columns, lines = ImageGrid(32, (-1, 200)).grid_size(4000, 2000)
     assert columns * lines <= 200
     assert columns == 2 * lines
 
 
 def test_an_image_that_is_too_small_grows() -> None:
-    columns, lines = ImageGrid(32, (64, -1)).of(32, 32)
+    columns, lines = ImageGrid(32, (64, -1)).grid_size(32, 32)
     assert columns == 8
     assert lines == 8
 
@@ -60,7 +60,7 @@ def test_limits_are_the_given_ones_or_the_encoders(
 @given(maximum=st.integers(9, 4096))
 def test_the_largest_image_has_about_the_maximum_of_tokens(maximum: int) -> None:
     grid = ImageGrid(32, (-1, maximum))
-    columns, lines = grid.of(*grid.largest)
+    columns, lines = grid.grid_size(*grid.largest)
     assert maximum / 2 < columns * lines <= maximum
 
 

@@ -89,4 +89,4 @@ def test_a_recalled_output_is_the_only_one_until_the_next_evaluation() -> None:
     assert outputs.row(0).tolist() == [1, 2, 3]
     outputs.set([4, 9])
     assert not outputs.is_recalled
-    assert outputs.place(1) == 9
+    assert outputs.batch_index(1) == 9

@@ -92,7 +92,7 @@ def test_an_interrupt_makes_evaluations_unavailable(control: EvaluationControl) 
 
 
 def test_an_abort_without_an_interrupt_is_a_preemption(control: EvaluationControl) -> None:
-    control.allow(True)
+    control.allow_preemption(True)
     control.preempt()
     with pytest.raises(PreemptedError):
         control.run(evaluation(control, ABORTED))
@@ -105,7 +105,7 @@ def test_messages_of_an_evaluation_that_may_be_preempted(
     control: EvaluationControl, caplog: pytest.LogCaptureFixture, code: int, levels: list[int]
 ) -> None:
     caplog.set_level(logging.DEBUG, "llama.cpp")
-    control.allow(True)
+    control.allow_preemption(True)
     run = evaluation(control, code, b"the graph failed\n")
     if code == 0:
         control.run(run)

@@ -67,23 +67,23 @@ def opened(kv: Any) -> ContextCells:
 def test_held_rows_have_their_size() -> None:
     kv = FakeKV()
     cells = opened(kv)
-    held = cells.hold(0, 2, 9)
+    held = cells.hold_rows(0, 2, 9)
     assert (held.n_cells, held.n_bytes) == (7, 7 * ROW)
-    assert cells.n_held == 7
-    assert cells.n_own(held, 2, 9) == 7
+    assert cells.n_held_cells == 7
+    assert cells.n_exclusive_cells(held, 2, 9) == 7
     assert cells.fetch(held, 4, 6).tolist() == [held.handle] * 2 * ROW
 
 
 def test_rows_that_are_not_there_are_not_held() -> None:
     cells = opened(FakeKV())
     with pytest.raises(StateError, match="no such rows"):
-        cells.hold(0, 5, 11)
+        cells.hold_rows(0, 5, 11)
 
 
 def test_a_second_release_is_harmless() -> None:
     kv = FakeKV()
     cells = opened(kv)
-    held = cells.hold(0, 0, 5)
+    held = cells.hold_rows(0, 0, 5)
     cells.release(held)
     cells.release(held)
     assert kv.held == {}
@@ -92,8 +92,8 @@ def test_a_second_release_is_harmless() -> None:
 def test_all_are_released() -> None:
     kv = FakeKV()
     cells = opened(kv)
-    cells.hold(0, 0, 5)
-    cells.hold(1, 0, 5)
+    cells.hold_rows(0, 0, 5)
+    cells.hold_rows(1, 0, 5)
     cells.release_all()
     assert kv.held == {}
 
@@ -101,18 +101,18 @@ def test_all_are_released() -> None:
 def test_rows_of_a_closed_context_are_gone() -> None:
     kv = FakeKV()
     cells = opened(kv)
-    held = cells.hold(0, 0, 5)
+    held = cells.hold_rows(0, 0, 5)
     cells.close()
     cells.release(held)
     assert kv.held, "a lost device is not called"
-    assert cells.n_held == 0
+    assert cells.n_held_cells == 0
     with pytest.raises(StateError, match="the device of these rows is lost"):
         cells.fetch(held, 0, 5)
 
 
 def test_a_new_context_does_not_release_rows_of_the_old_one() -> None:
     cells = opened(FakeKV())
-    held = cells.hold(0, 0, 5)
+    held = cells.hold_rows(0, 0, 5)
     other = FakeKV()
     cells.open(other, N_CELLS, n_seqs=2)  # type: ignore[arg-type]
     other.held[held.handle] = 0, 5

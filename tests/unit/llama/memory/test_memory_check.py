@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pyctl.cache.resume_points import ANYWHERE, ResumePoints
-from pyctl.llama.memory.memory_check import describe, resume_points_of
+from pyctl.llama.memory.memory_check import describe, find_resume_points
 
 N_CELLS = 4096
 
@@ -30,5 +30,5 @@ def test_only_windows_of_whole_sequences_have_places(
     memory: Any = SimpleNamespace(
         kind=kind, window=window, can_hold=kind != "opaque", type="llama_kv_cache_iswa", reason=""
     )
-    assert resume_points_of(memory, N_CELLS) == places
+    assert find_resume_points(memory, N_CELLS) == places
     assert ("resumed within 64 tokens" in describe(memory, places)) == (places != ANYWHERE)

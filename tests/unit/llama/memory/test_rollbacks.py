@@ -37,8 +37,8 @@ def item(n_drafts: int, position: int = 10, seq: int = 0) -> SequenceTokens:
     return SequenceTokens(seq, (5,) * (1 + n_drafts), position)
 
 
-def rollbacks(kv: Any, n_planes: int = 0) -> Rollbacks:
-    made = Rollbacks(kv, n_planes=n_planes, n_ubatch=N_UBATCH)
+def rollbacks(kv: Any, n_state_history: int = 0) -> Rollbacks:
+    made = Rollbacks(kv, n_state_history=n_state_history, n_ubatch=N_UBATCH)
     made.n_ctx = 100
     return made
 
@@ -78,20 +78,20 @@ def test_all_tokens_stay_without_a_call() -> None:
 
 @pytest.mark.parametrize(("n", "n_kept"), [(11, None), (12, 12), (13, 13)])
 def test_planes_reach_as_far_as_there_are(n: int, n_kept: int | None) -> None:
-    planes = rollbacks(FakeKV(), n_planes=2)
+    planes = rollbacks(FakeKV(), n_state_history=2)
     assert planes.n_rollback == 2
     planes.record([item(3)], {0: -1})
     assert planes.roll_back(0, n, end=14) == n_kept
 
 
 def test_planes_need_items_of_one_length() -> None:
-    planes = rollbacks(FakeKV(), n_planes=2)
+    planes = rollbacks(FakeKV(), n_state_history=2)
     planes.record([item(3), item(1, seq=1)], {0: -1, 1: -1})
     assert planes.roll_back(0, 13, end=14) is None
 
 
 def test_a_rollback_is_possible_once() -> None:
-    planes = rollbacks(FakeKV(), n_planes=2)
+    planes = rollbacks(FakeKV(), n_state_history=2)
     planes.record([item(3)], {0: -1})
     assert planes.roll_back(0, 13, end=14) == 13
     assert planes.roll_back(0, 12, end=13) is None
@@ -99,7 +99,7 @@ def test_a_rollback_is_possible_once() -> None:
 
 @pytest.mark.parametrize("ends_by", ["forget", "record"])
 def test_a_change_of_the_sequence_ends_it(ends_by: str) -> None:
-    planes = rollbacks(FakeKV(), n_planes=2)
+    planes = rollbacks(FakeKV(), n_state_history=2)
     planes.record([item(3)], {0: -1})
     if ends_by == "forget":
         planes.forget(0)
@@ -110,21 +110,21 @@ def test_a_change_of_the_sequence_ends_it(ends_by: str) -> None:
 
 def test_only_drafts_beyond_the_planes_need_a_mark() -> None:
     kv = FakeKV(has_marks=True)
-    marked = rollbacks(kv, n_planes=2)
+    marked = rollbacks(kv, n_state_history=2)
     assert marked.max_drafts == N_UBATCH - 1
     assert marked.mark([item(2), item(3, position=20, seq=1)]) == {0: -1, 1: 21}
     assert kv.marks == {1: 20}
 
 
 def test_a_mark_goes_back_to_the_start() -> None:
-    marked = rollbacks(FakeKV(has_marks=True), n_planes=2)
+    marked = rollbacks(FakeKV(has_marks=True), n_state_history=2)
     items = [item(8)]
     marked.record(items, marked.mark(items))
     assert marked.roll_back(0, 12, end=19) == 10
 
 
 def test_a_mark_serves_where_llama_cpp_refuses_the_cut() -> None:
-    marked = rollbacks(FakeKV(has_marks=True, can_cut=False), n_planes=2)
+    marked = rollbacks(FakeKV(has_marks=True, can_cut=False), n_state_history=2)
     items = [item(8)]
     marked.record(items, marked.mark(items))
     assert marked.roll_back(0, 18, end=19) == 10

@@ -63,7 +63,7 @@ def states(kind: str, window: int = 0, n: int = 0) -> tuple[Any, FakeKV]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "window", "expected", "fixed_bytes", "n_planes"),
+    ("kind", "window", "expected", "fixed_bytes", "n_state_history"),
     [
         ("attention", 0, AttentionStates, 0, 0),
         ("hybrid", 0, RecurrentStates, HEAD, N_PLANES),
@@ -73,13 +73,13 @@ def states(kind: str, window: int = 0, n: int = 0) -> tuple[Any, FakeKV]:
     ],
 )
 def test_each_kind_has_a_class(
-    kind: str, window: int, expected: type, fixed_bytes: int, n_planes: int
+    kind: str, window: int, expected: type, fixed_bytes: int, n_state_history: int
 ) -> None:
     made, _ = states(kind, window)
     assert type(made) is expected
     assert made.kind == kind
     assert made.fixed_bytes == fixed_bytes
-    assert made.n_planes == n_planes
+    assert made.n_state_history == n_state_history
 
 
 def test_attention_saves_and_loads_nothing() -> None:
@@ -159,6 +159,6 @@ def test_a_loaded_window_is_shared_with_the_next_state() -> None:
 def test_a_windowed_state_from_a_file_is_one_block() -> None:
     made, _ = states("hybrid", WINDOW, n=30)
     block = np.zeros(HEAD + WINDOW * ROW, np.uint8)
-    loaded = made.to_load(State.of(block))
+    loaded = made.to_load(State.from_parts(block))
     assert loaded.block is block
     assert loaded.pieces == ()

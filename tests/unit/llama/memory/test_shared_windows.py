@@ -35,7 +35,7 @@ class Sequence:
     """
 
     def __init__(self, layout: str = "rows", seed: int = 1) -> None:
-        self.form = WindowForm.of(LAYOUTS[layout])
+        self.form = WindowForm.from_layout(LAYOUTS[layout])
         self.windows = SharedWindows(self.form)
         random = np.random.default_rng(seed)
         self.rows = [
@@ -66,7 +66,7 @@ class Sequence:
     def state(self, n: int, seq: int = 0) -> State:
         """Return the state at ``n``; it has to be the same again in one block."""
         window = self.windows.save(seq, max(n - WINDOW, 0), n, self.copy)
-        state = State.of(self.head, window=window)
+        state = State.from_parts(self.head, window=window)
         self.arrive()
         assert (state.recurrent == self.block(n)).all()
         assert state.n_bytes == self.form.head + sum(block.nbytes for block in window.blocks)
@@ -160,7 +160,7 @@ def test_a_loaded_state_is_shared_with_what_follows() -> None:
     made.state(30)
     made.windows.forget(0)
     assert isinstance(first.window, WindowRows)
-    made.windows.keep(0, first.window)
+    made.windows.record_loaded(0, first.window)
     assert shared(first, made.state(25)) == [(4, 20)]
 
 

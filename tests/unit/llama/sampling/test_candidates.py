@@ -17,8 +17,8 @@ def best(logits: NDArray[np.float32], n: int, also: list[int]) -> NDArray[np.int
     """Return the ids of `Candidates.fill_best`, whose logits are those of ``logits``."""
     candidates = Candidates(N_VOCAB)
     candidates.fill_best(logits, N_GROUPS, n, as_tokens(also))
-    ids = candidates.left["id"].copy()
-    assert np.array_equal(candidates.left["logit"], logits[ids], equal_nan=True)
+    ids = candidates.remaining["id"].copy()
+    assert np.array_equal(candidates.remaining["logit"], logits[ids], equal_nan=True)
     return ids
 
 

@@ -31,4 +31,4 @@ def test_outputs_follow_the_longest_drafts(
         ModelSettings(path="model.gguf", n_seqs=n_seqs),
         DraftSettings(draft_types=types),
     )
-    assert Resolved.of(settings, drafts).n_outputs == expected
+    assert Resolved.from_settings(settings, drafts).n_outputs == expected

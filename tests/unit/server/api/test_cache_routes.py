@@ -249,7 +249,7 @@ def test_each_prefix_tells_how_its_part_begins_and_where_it_is(bench: Bench) -> 
     (head,) = bench.client.get("/cache").json()["prefixes"]
     first, child = view.snapshots[:2]
     assert head["head"] == "x" * len(first.head)
-    assert head["children"][0]["head"] == bench.service.text_of(child.head)
+    assert head["children"][0]["head"] == bench.service.readable(child.head)
     for snapshot in view.snapshots:
         assert ("device" in snapshot.tiers) == (snapshot.device_bytes > 0)
         assert ("ram" in snapshot.tiers) == (snapshot.row_bytes > 0 or snapshot.state_bytes > 0)

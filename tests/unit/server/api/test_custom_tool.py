@@ -12,7 +12,7 @@ from pyctl.chat.call_formats.families import HERMES, QWEN
 from pyctl.chat.reply import THINK
 from pyctl.chat.tool_definitions import Tools
 from pyctl.errors import RequestError
-from pyctl.server.api.custom_tool import arguments_of, function_of, input_of
+from pyctl.server.api.custom_tool import to_function, unwrap_input, wrap_input
 
 BYTES = llguidance.LLTokenizer("byte")
 
@@ -35,8 +35,8 @@ NAME: /[a-z]+[.]\/?(py|c)/i
 @given(st.text(), st.booleans())
 def test_the_input_comes_back(text: str, is_ascii: bool) -> None:
     assert (
-        input_of(json.dumps({"input": text}, ensure_ascii=is_ascii))
-        == input_of(arguments_of(text))
+        unwrap_input(json.dumps({"input": text}, ensure_ascii=is_ascii))
+        == unwrap_input(wrap_input(text))
         == text
     )
 
@@ -54,13 +54,13 @@ def test_the_input_comes_back(text: str, is_ascii: bool) -> None:
     ],
 )
 def test_arguments_that_no_grammar_bound_lose_nothing(arguments: str, expected: str) -> None:
-    assert input_of(arguments) == expected
+    assert unwrap_input(arguments) == expected
 
 
 def test_a_custom_tool_is_a_function_with_one_string() -> None:
     form = {"type": "grammar", "syntax": "regex", "definition": "[0-9]+"}
     for given_form in (None, {"type": "text"}, form):
-        function = function_of("n", {"description": "Counts.", "format": given_form}, "tools[0]")[
+        function = to_function("n", {"description": "Counts.", "format": given_form}, "tools[0]")[
             "function"
         ]
         assert function["parameters"]["properties"] == {"input": {"type": "string"}}
@@ -80,12 +80,12 @@ def test_a_custom_tool_is_a_function_with_one_string() -> None:
 )
 def test_a_format_of_another_kind_is_refused(form: Any) -> None:
     with pytest.raises(RequestError, match=r"tools\[0\].format"):
-        function_of("n", {"format": form}, "tools[0]")
+        to_function("n", {"format": form}, "tools[0]")
 
 
 def tools_of(definition: str, syntax: str = "lark") -> Tools:
     form = {"type": "grammar", "syntax": syntax, "definition": definition}
-    return Tools.of([function_of("f", {"format": form}, "tools[0]")], forced=True)
+    return Tools.from_request([to_function("f", {"format": form}, "tools[0]")], forced=True)
 
 
 def may_be(tools: Tools, text: str) -> bool:

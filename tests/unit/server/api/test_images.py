@@ -127,7 +127,7 @@ def test_text_behind_an_image_and_a_result_without_one_stay_as_they_were(bench: 
     block = {"type": "tool_result", "tool_use_id": "c", "content": [anthropic("a"), anthropic("b")]}
     content = [block, anthropic("and"), anthropic(URL), anthropic("what?")]
     prompt = prompt_of(bench, "/v1/messages", {"messages": [{"role": "user", "content": content}]})
-    text = bench.service.text_of(prompt.tokens.tolist())
+    text = bench.service.readable(prompt.tokens.tolist())
     assert (
         "tool\nab<|im_end|>\n<|im_start|>user\nand\x01[image: 3 tokens]\x02what?<|im_end|>" in text
     )

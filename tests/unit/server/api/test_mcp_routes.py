@@ -61,7 +61,9 @@ def bench_with(
             partial(fake.call, name),
         )
         box._tools[tool.name] = tool
-    bench.app = create_app(Models.of(replace(bench.service, shared=AppState(settings, tools=box))))
+    bench.app = create_app(
+        Models.from_service(replace(bench.service, shared=AppState(settings, tools=box)))
+    )
     return bench
 
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyctl import page as assets
-from pyctl.page.markdown import html_of
+from pyctl.page.markdown import to_html
 from pyctl.page.markdown_process import MAX_TEXT_BYTES, MarkdownProcess, plain_html
 from pyctl.server.server_settings import ServerSettings
 from tests.effort import examples
@@ -100,8 +100,8 @@ def check(html: str) -> None:
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_hostile_markdown_comes_out_as_text(text: str) -> None:
-    check(html_of(text))
-    check(html_of(f"- > {text}\n\n| a |\n|---|\n| {text} |\n"))
+    check(to_html(text))
+    check(to_html(f"- > {text}\n\n| a |\n|---|\n| {text} |\n"))
 
 
 PIECES = st.sampled_from(
@@ -130,7 +130,7 @@ PIECES = st.sampled_from(
 @settings(max_examples=examples(60), deadline=None)
 @given(st.lists(PIECES | st.text(max_size=8), max_size=12))
 def test_no_mixture_of_hostile_pieces_does_more(pieces: list[str]) -> None:
-    check(html_of("".join(pieces)))
+    check(to_html("".join(pieces)))
 
 
 def test_what_people_write() -> None:
@@ -138,33 +138,33 @@ def test_what_people_write() -> None:
         "# Title\n\nSome **bold**, `code`, ~~old~~, [a "
         "link](https://example.org/a?b=c&d).\nNext\n\n1. one\n2. two"
     )
-    html = html_of(text)
+    html = to_html(text)
     assert html.startswith("<h1>Title</h1>")
     link = 'href="https://example.org/a?b=c&amp;d"'
     for part in ("<strong>bold</strong>", "<code>code</code>", "<s>old</s>", "<br", "<ol>", link):
         assert part in html
-    code = html_of("```python\ndef f(x): return '<'  # y\n```")
+    code = to_html("```python\ndef f(x): return '<'  # y\n```")
     assert '<span class="k">def</span>' in code
     assert "<span>python</span><button" in code
     assert "&lt;" in code
-    assert "<span>nonsense</span>" in html_of("```nonsense\na < b\n```")
-    assert html_of("![dot](data:image/png;base64,iVBORw0KGgo=)").count("<img") == 1
+    assert "<span>nonsense</span>" in to_html("```nonsense\na < b\n```")
+    assert to_html("![dot](data:image/png;base64,iVBORw0KGgo=)").count("<img") == 1
 
 
 def test_formulas_become_mathml_and_money_does_not() -> None:
-    assert "<msup><mi>x</mi><mn>2</mn></msup>" in html_of("so $x^2$ it is")
-    assert '<math display="block">' in html_of("\\[ \\frac{a}{b} \\]")
-    block = html_of("before\n$$\na - b\n- c\n$$\nafter")
+    assert "<msup><mi>x</mi><mn>2</mn></msup>" in to_html("so $x^2$ it is")
+    assert '<math display="block">' in to_html("\\[ \\frac{a}{b} \\]")
+    block = to_html("before\n$$\na - b\n- c\n$$\nafter")
     assert 'display="block"' in block
     assert "<ul>" not in block
     assert "<p>after</p>" in block
-    assert html_of("it costs $5 and $6 today") == "<p>it costs $5 and $6 today</p>\n"
-    assert "<code>\\frac{</code>" in html_of("$\\frac{$")
+    assert to_html("it costs $5 and $6 today") == "<p>it costs $5 and $6 today</p>\n"
+    assert "<code>\\frac{</code>" in to_html("$\\frac{$")
     for text in (
         "$$\\begin{aligned}A\\end{aligned}$$",
         "> \\begin{align}\n> A\n> \\end{align}\n\nafter",
     ):
-        html = html_of(text.replace("A", "a &= b \\\\ c &= d"))
+        html = to_html(text.replace("A", "a &= b \\\\ c &= d"))
         assert html.count("<mtr>") == 2, "no numbers of equations"
         assert html.count("<mtd") == 4, "no numbers of equations"
         assert "begin" not in html, "no numbers of equations"
@@ -190,7 +190,7 @@ def test_formulas_become_mathml_and_money_does_not() -> None:
     ],
 )
 def test_links_boxes_and_the_tags_that_models_write(text: str, parts: list[str]) -> None:
-    html = html_of(text)
+    html = to_html(text)
     assert [part for part in parts if part not in html] == [], html
 
 
@@ -215,20 +215,20 @@ def test_what_takes_too_long_is_plain_and_delays_nothing_else(process: MarkdownP
 
     found = process.render(texts())
     assert found == [
-        html_of("*a*"),
+        to_html("*a*"),
         plain_html(slow),
-        html_of("*b*"),
+        to_html("*b*"),
         plain_html(long),
-        html_of("?*c*"),
+        to_html("?*c*"),
     ]
 
 
 def test_a_process_that_dies_is_replaced(process: MarkdownProcess) -> None:
-    assert process.render(["*a*"]) == [html_of("*a*")]
+    assert process.render(["*a*"]) == [to_html("*a*")]
     assert process.pid is not None
     os.kill(process.pid, signal.SIGKILL)
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # until it has ended
-    assert process.render(["*b*"]) == [html_of("*b*")]
+    assert process.render(["*b*"]) == [to_html("*b*")]
 
 
 def test_the_endpoint() -> None:
@@ -238,7 +238,7 @@ def test_the_endpoint() -> None:
     texts = ["**a**", "<script>", ""]
     try:
         answer = bench.post("/page/markdown", {"texts": texts})
-        assert answer.json() == {"html": [html_of(text) for text in texts]}
+        assert answer.json() == {"html": [to_html(text) for text in texts]}
         for wrong in ({}, {"texts": "a"}, {"texts": [1]}, {"texts": ["a"] * 65}):
             assert bench.post("/page/markdown", wrong).status_code == 400
     finally:

@@ -12,7 +12,7 @@ from tests.unit.server.parts import COUNTS, drafting
 def test_counts_add_up() -> None:
     assert DraftCounts(3, 8, 3, (2, 1, 0)) == COUNTS
     assert DraftCounts() + COUNTS == COUNTS
-    long = DraftCounts.of(1000, 900)
+    long = DraftCounts.of_draft(1000, 900)
     assert long.n_drafted == 1000
     assert long.n_accepted == 900
     assert long.by_position == (1,) * MAX_POSITIONS
@@ -60,7 +60,7 @@ def test_properties_name_what_drafts() -> None:
 
 
 MIB = 2**20
-POOL = PoolPlan.of(11, 4096, 16, 16 * MIB)
+POOL = PoolPlan.for_layers(11, 4096, 16, 16 * MIB)
 
 
 def test_properties_and_slots_tell_of_the_pool() -> None:

@@ -12,7 +12,7 @@ from pyctl.server.api.responses_request import ResponseRequest, seal
 
 
 def converted(given: Any, **fields: Any) -> dict[str, Any]:
-    return ResponseRequest.of({"input": given, **fields}).chat
+    return ResponseRequest.from_json({"input": given, **fields}).chat
 
 
 def messages_of(*items: Any, **fields: Any) -> Any:
@@ -196,7 +196,7 @@ def test_functions_of_a_namespace_are_functions_with_its_name_before_theirs() ->
         "name": "agents",
         "tools": [inner, {"type": "web_search", "name": "x"}],
     }
-    asked = ResponseRequest.of({"input": "hi", "tools": [space]})
+    asked = ResponseRequest.from_json({"input": "hi", "tools": [space]})
     function = {"name": "agents__close", "description": "Closes.", "parameters": {"type": "object"}}
     assert asked.chat["tools"] == [{"type": "function", "function": function}]
     assert asked.tools == {"agents__close": ("agents", inner)}
@@ -280,7 +280,7 @@ def test_a_call_that_is_forced_of_a_tool_that_was_left_out_is_refused(choice: An
         {"input": [{"type": "additional_tools", "tools": tools}, HI]},
     ):
         with pytest.raises(RequestError, match="requires a call"):
-            ResponseRequest.of({**fields, "tool_choice": choice})
+            ResponseRequest.from_json({**fields, "tool_choice": choice})
 
 
 def test_items_of_custom_tools_are_calls_and_results() -> None:
@@ -348,12 +348,12 @@ def test_items_of_custom_tools_are_calls_and_results() -> None:
 )
 def test_bad_requests_are_refused(body: dict[str, Any]) -> None:
     with pytest.raises(RequestError):
-        ResponseRequest.of(body)
+        ResponseRequest.from_json(body)
 
 
 def test_an_empty_input_is_named() -> None:
     with pytest.raises(RequestError, match="'input' is empty"):
-        ResponseRequest.of({"input": []})
-    assert ResponseRequest.of({"input": [], "instructions": "Hi"}).chat["messages"] == [
+        ResponseRequest.from_json({"input": []})
+    assert ResponseRequest.from_json({"input": [], "instructions": "Hi"}).chat["messages"] == [
         {"role": "system", "content": "Hi"}
     ]

@@ -29,7 +29,7 @@ PROMPT = {"prompt": "hello", "n_predict": 4, "ignore_eos": True}
 
 def test_what_each_slot_is_doing() -> None:
     service = Bench().service
-    request = Request(Prompt.of(list(b"hello")), max_tokens=9)
+    request = Request(Prompt.from_ids(list(b"hello")), max_tokens=9)
     busy = SequenceView(
         1, N_CTX, True, 7, request, 8, 2, 3, 4, True, tuple(b"hello"), tuple(b"a\nb")
     )
@@ -82,7 +82,9 @@ def test_cached_tokens_of_others_are_shown_in_blocks() -> None:
     bench = Bench()
     here = {"Host": "localhost:8080"}
     views = Future[tuple[SequenceView, ...]]()
-    views.set_result((SequenceView(0, N_CTX, True, 7, Request(Prompt.of([1] * 95)), 95, 45, 50),))
+    views.set_result(
+        (SequenceView(0, N_CTX, True, 7, Request(Prompt.from_ids([1] * 95)), 95, 45, 50),)
+    )
     bench.service.admin.sequences = lambda **_: views  # type: ignore[method-assign]
     counts = ("n_prompt_tokens_cache", "n_prompt_tokens_processed")
     for headers, expected in (
@@ -108,7 +110,7 @@ def test_a_running_reply_shows_a_new_line_once_it_has_one() -> None:
     """A view has the texts only if it is asked for them."""
     engine = engine_of(Spelling())
     admin = EngineAdmin(AtOnce(), engine)
-    engine.submit(RequestHandle(request(Prompt.of([5, 6, 7] * 20), 9, sampling=ENDLESS)))
+    engine.submit(RequestHandle(request(Prompt.from_ids([5, 6, 7] * 20), 9, sampling=ENDLESS)))
     seen: list[tuple[int, bool]] = []
     while engine.step():
         (view,) = admin.sequences().result()
@@ -125,7 +127,9 @@ def test_a_running_reply_shows_a_new_line_once_it_has_one() -> None:
 def test_no_slot_available() -> None:
     bench = Bench()
     assert bench.client.get("/slots?fail_on_no_slot=1").status_code == 200
-    serving = ActiveRequest(RequestHandle(Request(Prompt.of([1]))), seq=bench.engine.sequences[0])
+    serving = ActiveRequest(
+        RequestHandle(Request(Prompt.from_ids([1]))), seq=bench.engine.sequences[0]
+    )
     bench.engine.running.append(serving)
     assert bench.client.get("/slots").status_code == 200
     response = bench.client.get("/slots?fail_on_no_slot=1")
