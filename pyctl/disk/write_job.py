@@ -122,8 +122,8 @@ class WriteJob:
         return self.state is JobState.CANCELLED
 
     @property
-    def is_selected(self) -> bool:
-        """True unless `deselect` was called."""
+    def may_publish(self) -> bool:
+        """True unless `forbid_publishing` was called."""
         return self.snapshot.facts.for_disk
 
     @property
@@ -195,7 +195,7 @@ class WriteJob:
             if segment.held is not None:
                 segment.rows = NOTHING
 
-    def deselect(self) -> None:
+    def forbid_publishing(self) -> None:
         """Keep the running write from publishing the snapshot."""
         self.snapshot.facts = replace(self.snapshot.facts, for_disk=False)  # of the copy
 

@@ -151,7 +151,7 @@ class WriteQueue:
         """
         job = WriteJob(detached_copy(snapshot), weakref.ref(snapshot), True, next(self._order))
         with self._changed:
-            queued = self._find(snapshot)
+            queued = self._find_equivalent(snapshot)
             if queued is not None:
                 queued.is_chosen = True
             elif not self._is_closing:
@@ -168,7 +168,7 @@ class WriteQueue:
         is not above its ``value``, the seconds that it saves.
         """
         with self._changed:
-            job = self._find(snapshot)
+            job = self._find_equivalent(snapshot)
             if job is None:
                 if not spills or self._is_closing:
                     return
@@ -182,12 +182,13 @@ class WriteQueue:
             job.n_bytes = n_bytes
             self._make_room()
             if job not in self._jobs or job.original() is not snapshot:
-                return
+                return  # an equivalent job has its own rows
         try:
             job.take_rows(snapshot, rows_of)
         except (StateError, MemoryError) as error:
             with self._changed:
-                self._cancel_logged(job, str(error))
+                if job in self._jobs and not job.is_cancelled:  # else another thread removed it
+                    self._cancel_logged(job, str(error))
 
     @property
     def awaits_rows(self) -> bool:
@@ -324,14 +325,16 @@ class WriteQueue:
     # -- under the lock
     # ----------------------------------------------------------------------------------
 
-    def _find(self, snapshot: Snapshot) -> WriteJob | None:
-        """Return the job that writes ``snapshot``, or another one as good."""
+    def _find_equivalent(self, snapshot: Snapshot) -> WriteJob | None:
+        """Return the job that writes ``snapshot``, or one that serves as well: it has the same
+        prefix, and is exact if the snapshot is.
+        """
         for job in self._jobs:
             if job.is_cancelled or job.snapshot.prefix != snapshot.prefix:
                 continue
             if job.original() is not snapshot and job.needs_device_rows:
                 continue  # the rows of another snapshot may never come
-            if job.snapshot.exact >= snapshot.exact:
+            if job.snapshot.exact or not snapshot.exact:
                 return job
         return None
 
@@ -359,7 +362,7 @@ class WriteQueue:
 
     def _cancel(self, job: WriteJob, reason: str) -> None:
         """End ``job``: now, or in its next turn if it has temp files."""
-        job.deselect()
+        job.forbid_publishing()
         if job.writing is None:
             self._end(job)
         else:
@@ -513,7 +516,7 @@ class WriteQueue:
             self.n_failed += 1
             log.error("cannot write the snapshot at %d tokens", job.snapshot.n, exc_info=error)
         with self._changed:
-            if not is_disk_error or not job.is_selected or self._is_last_try:
+            if not is_disk_error or not job.may_publish or self._is_last_try:
                 self._give_up(job, error)
             elif job.state is JobState.READY and job.needs_device_rows:
                 self._park(job)
@@ -534,7 +537,7 @@ class WriteQueue:
     def _give_up(self, job: WriteJob, error: Exception) -> None:
         """Take ``job`` out of the queue unwritten, and count it if its rows may be lost."""
         job.restart()  # which frees copies of rows
-        if job.is_selected and job.needs_device_rows:
+        if job.may_publish and job.needs_device_rows:
             self.n_dropped += 1
             if isinstance(error, GIVEN_UP):
                 log.warning("prefix of %d tokens not written: %s", job.snapshot.n, error)

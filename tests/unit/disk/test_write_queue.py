@@ -196,6 +196,21 @@ def test_what_is_evicted_meanwhile_has_all_rows_that_are_left_or_is_lost(
     assert writes.spilled.n == 0
 
 
+def test_what_another_thread_removes_while_its_rows_fail_to_come_is_removed_once(
+    writer: SlowWriter, writes: WriteQueue
+) -> None:
+    evicted = snapshot(1, 1)
+    writes.write(evicted)
+
+    def removed_meanwhile(segments: Sequence[Segment]) -> list[Block]:
+        assert writes.remove(evicted.prefix.name)
+        raise MemoryError
+
+    writes.evict(evicted, removed_meanwhile, 0.0, 50, spills=False)
+    assert writes.n_waiting == 0
+    assert writes.n_dropped == 0
+
+
 def test_rows_are_held_although_the_cache_drops_them(
     writer: SlowWriter, writes: WriteQueue
 ) -> None:
