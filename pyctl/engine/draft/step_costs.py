@@ -65,12 +65,12 @@ class CostCurve:
         """
         self._samples[n].append(cost)
         points = {self._tokens[0]: self._costs[0]}
-        for n_tokens, samples in sorted(self._samples.items()):
+        for n_tokens, samples in self._samples.items():
             if len(samples) > 1:
                 points[n_tokens] = _quartile(samples)
         if len(points) > 1:
-            tokens = list(points)
-            costs = list(points.values())
+            tokens = sorted(points)  # a measurement may lie before the start
+            costs = [points[n_tokens] for n_tokens in tokens]
             self._fit(tokens, costs)
 
     def _fit(self, tokens: list[int], costs: list[float]) -> None:

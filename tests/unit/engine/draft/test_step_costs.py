@@ -43,6 +43,17 @@ def test_a_delay_by_other_processes_is_no_cost() -> None:
     assert curve(4) == pytest.approx(2.0)
 
 
+def test_a_measurement_may_lie_before_the_start_of_a_curve() -> None:
+    """A second evaluation has fewer tokens than the step has requests."""
+    curve = CostCurve(16, 1.0, 0.1)
+    for _ in range(2):
+        curve.add(8, 0.5)
+    assert curve(8) == 0.5
+    assert curve(12) == 0.75
+    assert curve(16) == 1.0
+    assert curve(32) > 1.0
+
+
 def test_a_curve_is_at_most_as_steep_as_it_may_be() -> None:
     curve = CostCurve(1, 1.0, steepest=0.5)
     add_twice(curve, 2, 9.0)
