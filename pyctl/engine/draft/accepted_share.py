@@ -37,6 +37,11 @@ class Origin(NamedTuple):
         return cls(source, max((n for n in MATCH_CLASSES if n <= n_matched), default=0))
 
     @property
+    def is_text(self) -> bool:
+        """True if the drafts are copied from a text, False if a model makes them."""
+        return self.matched > 0
+
+    @property
     def prior(self) -> float:
         """The share of right tokens before any is counted: after n matching tokens of a text, one
         of n + 1 is wrong.

@@ -128,7 +128,7 @@ class DraftLengthController:
         """Milliseconds in which a draft model drafts, by the number of requests."""
         self._last_width = StepWidth(0, 0)
         self._n_same_width = 0  # steps of that width before the last one
-        self._n_second = 0  # tokens of this step that are evaluated after the others
+        self._n_in_second_batch = 0  # tokens of this step that are evaluated after the others
 
     def costs(self, n_seqs: int) -> StepCosts:
         """Return the costs of steps for ``n_seqs`` requests."""
@@ -184,19 +184,21 @@ class DraftLengthController:
         """
         costs = self.costs(n_seqs)
         speed = self.gain(key, model, n, n_seqs)
-        is_apart = self._rollback.needs_second_batch(n_seqs, n_text)
-        if not costs.plain_ms or not is_apart:
+        needs_second = self._rollback.needs_second_batch(n_seqs, n_text)
+        if not costs.plain_ms or not needs_second:
             return speed > self.gain(key, text, n_text, n_seqs)
         by_text = self._offer(key, text, n_text, n_seqs)
         by_model = self._offer(key, model, n, n_seqs)
         # The text's request goes without the model for this step, and if a token of the text is
         # wrong, for the step that evaluates the accepted ones again.
-        n_steps = 2 - by_text.p_right**n_text
+        p_wrong = 1 - by_text.p_right**n_text
+        n_steps = 1 + p_wrong
         n_by_model = expected_tokens(by_model.p_right, n) - 1
         n_by_text = expected_tokens(by_text.p_right, n_text) - 1
         gained = n_by_text - n_steps * n_by_model
-        cost = self._gain(by_text, costs).cost
-        return n_seqs * speed * cost > gained
+        # Tokens that all requests would make in the time that the text's drafts take.
+        lost = n_seqs * speed * self._gain(by_text, costs).cost
+        return lost > gained
 
     def _choose(self, key: int, origin: Origin, costs: StepCosts, limit: int, n_before: int) -> int:
         """Return the length with the best gain, the length of a probe, or 0 if no draft pays."""
@@ -206,7 +208,7 @@ class DraftLengthController:
         if best.speed > MIN_GAIN:
             state.is_probing = False
             self._next_pause[origin] = MIN_PAUSE
-        elif origin.matched:
+        elif origin.is_text:
             return 0
         elif state.is_probing:
             n = min(PROBE, limit)
@@ -244,7 +246,7 @@ class DraftLengthController:
     ) -> DraftOffer:
         """Return the offer of ``n`` drafts of ``origin`` after ``n_before`` others."""
         p_right = self._share(key, origin, n_seqs)
-        is_copy = origin.matched > 0
+        is_copy = origin.is_text
         if not n_before:
             return DraftOffer(n, p_right, is_copy)
         before = origin._replace(is_before=True)
@@ -254,10 +256,10 @@ class DraftLengthController:
     def _share(self, key: int, origin: Origin, n_seqs: int) -> float:
         """Return the estimated share of right tokens of ``origin`` for ``key``."""
         doubt = 0.0
-        if not origin.matched:
+        if not origin.is_text:
             doubt = DOUBT
         in_all = self._shares[origin].estimate(origin.prior, doubt)
-        if not origin.matched and n_seqs > 1:
+        if not origin.is_text and n_seqs > 1:
             return in_all  # the model drafts for all requests
         in_request = self.requests[key][origin].share
         return in_request.estimate(in_all, doubt)
@@ -278,12 +280,12 @@ class DraftLengthController:
         """Record the ``sizes`` of a step, sure tokens and drafts by request, some of which need a
         second evaluation.
         """
-        self._n_second = 0
+        self._n_in_second_batch = 0
         if not self._rollback.has_state_history or len(sizes) <= 1:
             return
         for n_sure, n_drafts in sizes:
             if n_sure > 1 or n_drafts > self.n_free:
-                self._n_second += n_sure + n_drafts
+                self._n_in_second_batch += n_sure + n_drafts
 
     def learn(self, key: int, origin: Origin, n: int, n_right: int) -> None:
         """Count a proposal of ``n`` tokens, of which the first ``n_right`` are those of the
@@ -329,19 +331,22 @@ class DraftLengthController:
 
     def _expected_loss(self, costs: StepCosts, n_tokens: int, graph_share: float) -> float:
         """Return the plain steps that the step took beyond one, by the costs known before it."""
-        lost = costs.shared(n_tokens - self._n_second) - 1
+        lost = costs.shared(n_tokens - self._n_in_second_batch) - 1
         if self._last_width.n_seqs == costs.n_seqs:  # else the graph is not the drafts' fault
             lost += graph_share * costs.graph
-        if self._n_second:
-            lost += costs.second(self._n_second)
+        if self._n_in_second_batch:
+            lost += costs.second(self._n_in_second_batch)
         return lost
 
     def _measure(self, costs: StepCosts, n_tokens: int, ms: float, graph_share: float) -> None:
-        """Add the time of a step to ``costs``, unless most of it may be a graph."""
+        """Add the time of a step to ``costs``, unless most of it may be a graph.
+
+        A second evaluation is measured all the same: its costs have no other samples.
+        """
         captures_graph = graph_share == 1 and costs.graph_ms > 0
-        if not captures_graph or self._n_second:
+        if not captures_graph or self._n_in_second_batch:
             without_graph = ms - graph_share * costs.graph_ms
-            costs.add(n_tokens, without_graph, self._n_second)
+            costs.add(n_tokens, without_graph, self._n_in_second_batch)
 
     def _measure_proposal(self, costs: StepCosts, n: int, ms: float) -> float:
         """Add the time in which a model drafted ``n`` tokens for each; return it in plain steps."""

@@ -242,7 +242,7 @@ class Speculation:
     def _count_idle(self, job: DraftJob) -> None:
         """Count the step if no draft of ``job`` comes from a text."""
         origin = self._origins.get(job.key)
-        if origin is not None and origin.matched > 0:
+        if origin is not None and origin.is_text:
             self._idle[job.key] = 0
         else:
             self._idle[job.key] += 1

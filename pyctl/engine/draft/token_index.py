@@ -36,13 +36,13 @@ NEAR = 4096
 """Tokens after the place `find` prefers, for equal matches."""
 
 BACK = 32
-"""Tokens before its place that `near` searches."""
+"""Tokens before its place that `find_near` searches."""
 
 AHEAD = 128
-"""Tokens after its place that `near` searches."""
+"""Tokens after its place that `find_near` searches."""
 
 NEXT = 2
-"""Tokens after its place within which `near` accepts a single matching token."""
+"""Tokens after its place within which `find_near` accepts a single matching token."""
 
 PAGE = 4096
 
@@ -172,7 +172,7 @@ class TokenIndex:
         for none.
 
         Compares the last CONTEXT tokens. Of equal matches it prefers one within NEAR after
-        ``near``, then the newest.
+        ``find_near``, then the newest.
         """
         if len(text) < GRAMS[0]:  # no n-gram is that short
             return 0, 0
