@@ -86,14 +86,14 @@ def load(
     requested = resolve(settings, drafts or NO_DRAFTS)
     vocabulary = read_vocabulary(settings)
     encoder = make_encoder(requested, vision) if _can_see(vision) else None
-    usage = encoder.usage if encoder is not None else None
-    resolved = fit_all(requested, usage, pool if _can_pool(pool) else None)
+    encoder_memory = encoder.usage if encoder is not None else None
+    resolved = fit_all(requested, encoder_memory, pool if _can_pool(pool) else None)
     if announce is not None:
         announce(resolved)
     opener = _Opener(resolved, vocabulary, progress, sees_images=encoder is not None)
-    memory = ContextMemory(resolved.memory.pool, marks=resolved.drafts.uses_texts)
+    memory = ContextMemory(resolved.memory.pool, marks=resolved.drafts.drafts_from_text)
     limits = ContextLimits(resolved.n_outputs, resolved.batch_cost, resolved.max_tokens)
-    backend = LlamaBackend(opener, memory, limits, encoder)
+    backend = LlamaBackend(opener, memory, limits, encoder)  # loads the weights
     _warn_of_slow_parts(backend, resolved)
     return Loaded(backend, describe_model(backend, resolved), resolved, encoder)
 
@@ -125,10 +125,10 @@ def _can_pool(pool: PoolSettings | None) -> bool:
 
 
 class _Opener(ModelOpener):
-    """The model that ``resolved`` names, with the tokenizer of ``vocabulary``.
+    """Opens the model that ``resolved`` names, with the tokenizer of ``vocabulary``.
 
-    ``progress`` receives fractions from 0 to 1. Without ``needs_texts`` the weights come without
-    the texts of tokens, which the vocabulary has.
+    ``progress`` receives fractions from 0 to 1. The weights come without the texts of tokens, which
+    the tokenizer has, unless another model looks them up in this one.
     """
 
     def __init__(
@@ -142,17 +142,20 @@ class _Opener(ModelOpener):
         self._resolved = resolved
         self._vocabulary = vocabulary
         self._progress = progress
-        # Encoders of images and draft models read the texts of the model's own.
-        self.needs_texts = sees_images or bool(resolved.drafts.draft_path)
+        # Encoders of images and draft models look token texts up in this model; without them a
+        # draft model is refused as one of another vocabulary.
+        self._needs_token_texts = sees_images or bool(resolved.drafts.draft_path)
 
     def open(self) -> OpenModel:
         resolved = self._resolved
-        settings = resolved.model if self.needs_texts else without_texts(resolved)
+        settings = resolved.model if self._needs_token_texts else without_texts(resolved)
         params = ModelParams(settings, with_head=resolved.drafts.uses_own_head)
         model = load_model(Path(resolved.model.path), params, self._progress)
         try:
+            # Before the context is made: if the vocabulary fails, only the model is to be freed.
+            tokenizer = self._vocabulary.result()
             ctx = make_context(model, resolved.model, context_params(resolved, resolved.n_cells))
-            return OpenModel(model, ctx, self._vocabulary.result())
+            return OpenModel(model, ctx, tokenizer)
         except BaseException:
             api.llama_model_free(model)
             raise

@@ -52,7 +52,7 @@ class DryRun:
         longer than its earlier states. ``vision`` is the memory of the vision encoder.
         """
         self._model = model
-        self._iter_places = places
+        self._places = places
         self._drafter = drafter
         self._n_seqs = n_seqs
         self._marks_states = marks_states
@@ -76,13 +76,13 @@ class DryRun:
         if breakdown.core is None:
             raise ModelError("it needs the extension")
         with self._model.context(SAMPLE_CELLS) as ctx:
-            places = tuple(map(self._iter_places.name_of, breakdown.core.row_places(ctx)))
+            places = tuple(map(self._places.name_of, breakdown.core.row_places(ctx)))
             cost = self._model.cost(ctx)
         if not places:
             raise ModelError("this model has no single cache of K and V")
         if len(set(places)) > 1 or ALL_GPUS in places:
             raise ModelError(f"K and V are on several devices: {', '.join(sorted(set(places)))}")
-        return places, self._iter_places.usage(cost.parts).kv.total() / cost.n_cells
+        return places, self._places.usage(cost.parts).kv.total() / cost.n_cells
 
     def plan(self, n_ctx: int, n_rows: int = 0) -> MemoryPlan:
         """Return the memory for a context of ``n_ctx`` tokens and a draft model's of ``n_rows``, by
@@ -95,7 +95,7 @@ class DryRun:
             drafts: ByPlace = Counter()
             if self._drafter is not None:
                 drafts = self._drafter.usage(ctx, n_rows or cost.n_cells)
-        usage = self._iter_places.usage(cost.parts)
+        usage = self._places.usage(cost.parts)
         n_seqs = self._n_seqs
         n_states = cost.n_states
         last_states = Counter({place: size // n_states for place, size in usage.states.items()})
@@ -103,7 +103,7 @@ class DryRun:
         n_earlier = n_states - 1 + self._marks_states if last_states else 0
         states = last_states
         # The extension copies a state within its GPU before it copies it to the host.
-        if breakdown.core is not None and self._iter_places.are_all_local_gpus(usage):
+        if breakdown.core is not None and self._places.are_all_local_gpus(usage):
             copies = Counter({place: size // n_seqs for place, size in last_states.items()})
             states = last_states + copies
         parts = {
@@ -111,7 +111,9 @@ class DryRun:
             "kv": usage.kv,
             "states": states,
             "compute": usage.compute,
-            "planes": Counter({place: size * n_earlier for place, size in last_states.items()}),
+            "state_history": Counter(
+                {place: size * n_earlier for place, size in last_states.items()}
+            ),
             "drafts": drafts,
             "vision": self._vision,
         }
@@ -120,7 +122,7 @@ class DryRun:
             n_seqs,
             usage.kv.total() / cost.n_cells,
             last_states.total() // n_seqs,
-            tuple(self._iter_places.with_bytes(parts)),
+            tuple(self._places.with_bytes(parts)),
             self._model.layer_devices,
             n_earlier,
             n_ctx_train=self.n_ctx_train,
@@ -209,7 +211,7 @@ def dry_run(resolved: Resolved, vision: tuple[str, int] | None = None) -> Iterat
             _places_of(resolved),
             _drafter(resolved, model, draft_model),
             n_seqs=resolved.model.n_seqs,
-            marks_states=drafts.uses_texts,
+            marks_states=drafts.drafts_from_text,
             vision=encoder,
         )
 

@@ -207,7 +207,7 @@ class DraftSettings:
         return any(name in self.draft_types for name in names)
 
     @property
-    def uses_texts(self) -> bool:
+    def drafts_from_text(self) -> bool:
         """True if n-gram or cache sources draft, whose drafts may be longer than a model's."""
         return any(name.startswith("ngram-") or name == "cache" for name in self.draft_types)
 

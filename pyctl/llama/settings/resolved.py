@@ -248,7 +248,7 @@ class Resolved:
         n_seqs = self.model.n_seqs
         if self.is_draft:
             return n_seqs
-        longest = LONG_DRAFT if self.drafts.uses_texts else 0
+        longest = LONG_DRAFT if self.drafts.drafts_from_text else 0
         if self.drafts.has("cache"):
             longest = LONGEST
         return max(n_seqs * (1 + self.n_state_history), 1 + longest)

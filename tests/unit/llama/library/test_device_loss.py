@@ -16,7 +16,7 @@ device_loss.loss.workers = "a:1"
 device_loss.loss.is_watched = "watched" in sys.argv
 if "logged" in sys.argv:
     library_log.log_callback(library_log.ERROR, b"CUDA error: out of memory", None)
-device_loss.when_aborted(device_loss.lose)
+device_loss.when_aborted(device_loss.shut_down_lost_device)
 ctypes.CDLL(None).ggml_abort(sys.argv[1].encode(), 7, b"it failed")
 print("unreachable")
 """
