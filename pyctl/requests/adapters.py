@@ -9,7 +9,7 @@ from pyctl.engine.backend import EngineInfo
 from pyctl.errors import NotSupportedError, RequestError
 from pyctl.requests.body_reader import MAX_NAMES, Body, at_most
 
-__all__ = ["keep_scales", "parse_adapter_scales"]
+__all__ = ["check_scales", "parse_adapter_scales"]
 
 
 class _Scale(Body, frozen=True):
@@ -27,7 +27,7 @@ def parse_adapter_scales(value: Any, name: str = "lora") -> tuple[tuple[int, flo
     return tuple((scale.id, scale.scale) for scale in map(_Scale.from_json, value))
 
 
-def keep_scales(info: EngineInfo, scales: Iterable[tuple[int, float]]) -> None:
+def check_scales(info: EngineInfo, scales: Iterable[tuple[int, float]]) -> None:
     """Raise NotSupportedError if ``scales`` are not the model's. An adapter that they omit gets 0.
 
     None at all change nothing, as in llama-server.

@@ -15,7 +15,7 @@ from pyctl.chat.reply import ReasoningSplitter, ReplySplitter
 from pyctl.engine.request import Request
 from pyctl.engine.sampling import RANDOM_SEED, Sampling
 from pyctl.errors import ContextSizeError, RequestError
-from pyctl.requests.adapters import keep_scales
+from pyctl.requests.adapters import check_scales
 from pyctl.requests.body import AnyBody, ChatBody, GenerationBody
 from pyctl.requests.chat_request import chat_request, prepare_chat
 from pyctl.requests.prepared_reply import PreparedReply
@@ -37,7 +37,7 @@ def prepare(service: Service, body: AnyBody, fetched: Fetched = NOTHING) -> list
     Raises RequestError, FilesMissing for images at addresses that are not ``fetched``, and
     NotSupportedError for features that this model or server lacks.
     """
-    keep_scales(service.info, body.options.lora)
+    check_scales(service.info, body.options.lora)
     sampling = build_sampling(
         body.sampling, service.settings.sampling, service.tokenizer, service.info.n_vocab
     )
@@ -46,7 +46,7 @@ def prepare(service: Service, body: AnyBody, fetched: Fetched = NOTHING) -> list
         chat = requested.chat
         request = _engine_request(service, body, requested, sampling)
         for i in range(body.n):
-            nth = _nth(request, i)
+            nth = _for_reply(request, i)
             splitter = _splitter(service, chat, nth, is_alone=body.n == 1)
             replies.append(
                 PreparedReply(nth, body.options, requested.text, splitter, len(replies), chat)
@@ -58,7 +58,7 @@ def prepare_prewarm(service: Service, body: ChatBody, fetched: Fetched = NOTHING
     """Return a request that evaluates the certain beginning of the prompt of ``body``. Raises
     ContextSizeError.
     """
-    keep_scales(service.info, body.options.lora)
+    check_scales(service.info, body.options.lora)
     prompt = service.chat.beginning(chat_request(service, body.conversation, fetched))
     if len(prompt) >= service.info.n_ctx:
         raise ContextSizeError(len(prompt), service.info.n_ctx)
@@ -82,11 +82,11 @@ def _chat_prompt(service: Service, body: ChatBody, fetched: Fetched) -> Requeste
     chat = prepare_chat(service, body.conversation, body, fetched)
     check_fits(chat.text, service.tokenizer, service.info.n_ctx)
     structured = body.structured
-    overrides_grammar = bool(structured.grammar) or structured.schema() is not None
+    has_own_grammar = bool(structured.grammar) or structured.schema() is not None
     # The grammar of all replies of this server also binds those with calls, unless the request
     # overrides it.
-    keeps_grammar = bool(service.settings.sampling.grammar) and not overrides_grammar
-    constraint = None if keeps_grammar else chat.constraint
+    server_grammar_wins = bool(service.settings.sampling.grammar) and not has_own_grammar
+    constraint = None if server_grammar_wins else chat.constraint
     return RequestedPrompt(chat.prompt, chat.text, constraint, chat.reasoning, chat)
 
 
@@ -106,7 +106,7 @@ def _engine_request(
     stops = body.stops
     request = Request(
         prompt=requested.prompt,
-        sampling=_bound(sampling, requested.constraint),
+        sampling=_with_constraint(sampling, requested.constraint),
         max_tokens=settings.n_predict if stops.max_tokens is None else stops.max_tokens,
         stop=tuple(word for word in stops.stop if word),
         n_probs=body.n_probs,
@@ -123,6 +123,7 @@ def _engine_request(
     try:
         service.worker.check(request.sampling)
     except RequestError as error:
+        # Only the grammar of tools waits for a trigger; any other one is the client's.
         if not request.sampling.grammar_lazy:
             raise
         log.warning("tool calls are not constrained to their schemas: %s", error)
@@ -130,7 +131,7 @@ def _engine_request(
     return request
 
 
-def _bound(sampling: Sampling, constraint: Constraint | None) -> Sampling:
+def _with_constraint(sampling: Sampling, constraint: Constraint | None) -> Sampling:
     if constraint is None:
         return sampling
     return replace(
@@ -151,9 +152,9 @@ def _disk_policy(service: Service, body: GenerationBody) -> DiskPolicy:
     return DiskPolicy.from_request(body.prefix_cache, default)
 
 
-def _nth(request: Request, number: int) -> Request:
+def _for_reply(request: Request, number: int) -> Request:
     """Return ``request`` for reply ``number`` to its prompt: a given seed counts up, as in
-    llama-server.
+    llama-server, and only the first reply may ask for its sequence.
     """
     if not number:
         return request
@@ -175,8 +176,9 @@ def _splitter(
     """
     if chat is None:
         return ReplySplitter(ReasoningSplitter(None, "content"))
-    is_kept = request.cache_prompt and request.max_tokens != 0
-    prewarms = service.settings.warm_next and is_alone and is_kept
+    # A client may forbid the cache, and without a reply there is no next turn.
+    leaves_next_turn = request.cache_prompt and request.max_tokens != 0
+    prewarms = service.settings.warm_next and is_alone and leaves_next_turn
 
     def prewarm_next(message: dict[str, Any]) -> None:
         service.post_reply.add(partial(_prewarm, service, chat, request, message))
@@ -187,15 +189,14 @@ def _splitter(
 def _prewarm(
     service: Service, chat: PreparedChat, request: Request, message: dict[str, Any]
 ) -> None:
-    """Evaluate the reply in the form that the next prompt will have: with the text before, after
-    and instead of it.
-    """
+    """Evaluate the beginning of the next prompt, with the reply as the template will render it."""
     prompt = chat.next_prompt(message)
     if prompt is None:
         return
     ahead = Request(
         prompt,
         max_tokens=0,
+        cache_prompt=request.cache_prompt,
         disk_policy=request.disk_policy,
         seq=request.seq,
         background=True,

@@ -18,7 +18,7 @@ from pyctl.engine.pool_plan import PoolPlan
 from pyctl.engine.request import Request as EngineRequest
 from pyctl.errors import NotSupportedError, RequestError
 from pyctl.prompt import Prompt
-from pyctl.requests.adapters import keep_scales, parse_adapter_scales
+from pyctl.requests.adapters import check_scales, parse_adapter_scales
 from pyctl.requests.json_text import parse_json
 from pyctl.requests.reply_options import ReplyOptions
 from pyctl.server.app_state import HttpService
@@ -208,7 +208,7 @@ async def change_adapters(service: HttpService, request: Request) -> Response:
         raise RequestError("Request body must be an array")
     if service.info.lora:
         # Unlike in a request, an empty list means 0 for all.
-        keep_scales(service.info, parse_adapter_scales(entries) or [(-1, 0.0)])
+        check_scales(service.info, parse_adapter_scales(entries) or [(-1, 0.0)])
     return JsonResponse({"success": True})
 
 
