@@ -193,8 +193,8 @@ class DeviceTier:
 
     def n_ready(self, snapshot: Snapshot, first: int, last: int) -> int:
         """Return how many of rows [first, last) of ``snapshot`` lie in cells that neither a
-        sequence nor other held rows have (`DeviceCells.n_own`): a sequence takes no further
-        cells for them.
+        sequence nor other held rows have (`DeviceCells.n_exclusive_cells`): a sequence takes no
+        further cells for them.
         """
         n_ready = 0
         for segment, upto in snapshot.chain.items():

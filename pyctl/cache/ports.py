@@ -180,8 +180,8 @@ class SequenceMemory(Protocol):
         """
 
     def save_rows(self, seq: int, first: int, last: int, *, hold: bool = False) -> Rows:
-        """Save all parts of rows [first, last) of ``seq``, the model's own as `DeviceCells.hold`
-        does if ``hold`` is set.
+        """Save all parts of rows [first, last) of ``seq``, the model's own as
+        `DeviceCells.hold_rows` does if ``hold`` is set.
 
         The bytes are complete after `synchronize`.
         """

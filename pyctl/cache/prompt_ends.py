@@ -56,7 +56,7 @@ class PromptEnds:
         return [end for end in self if segment in end.chain]
 
     def may_add(self, n_bytes: int, *, is_wanted: bool) -> bool:
-        """Return whether a prompt end that adds ``n_bytes`` can stay. Unless it ``is_router``, it
+        """Return whether a prompt end that adds ``n_bytes`` can stay. Unless it ``is_wanted``, it
         evicts only other prompt ends.
         """
         if self._n_slots <= 0:

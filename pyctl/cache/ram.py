@@ -233,7 +233,7 @@ class RamCache:
         self.budget.make_room()
 
     def release(self, snapshot: Snapshot) -> None:
-        """End `retain` of ``snapshot``."""
+        """End `protect` of ``snapshot``."""
         self.retained.remove(snapshot)
         self.pool.release(snapshot)
 

@@ -178,15 +178,19 @@ class Restorer:
             return ()
         self._device.hold_rows(snapshot, seq)
         self._cache.prompt_ends.touch(snapshot)
-        # With the end of a prompt the snapshot before it was of use; the end itself is never
-        # written.
+        self._count_use(snapshot, lookup)
+        return (snapshot,)
+
+    def _count_use(self, snapshot: Snapshot, lookup: CacheLookup) -> None:
+        """Record the use of ``snapshot``, or of the deepest candidate before it if it is the end
+        of a prompt: the end itself is never written.
+        """
         for used in (snapshot, *lookup.snapshots):
-            if not used.state.output.size:
+            if not used.is_prompt_end:
                 for_disk = used.facts.for_disk or lookup.facts.for_disk
                 used.facts = replace(used.facts, for_disk=for_disk)
                 self._cache.touch(used)
-                break
-        return (snapshot,)
+                return
 
 
 class Chooser:
@@ -214,7 +218,7 @@ class Chooser:
         self._device = device
         self._disk = disk if lookup.facts.for_disk else None
         self._in_memory = iter(lookup.candidates)
-        self._stored: list[Prefix] = []
+        self._stored: list[Prefix] = []  # the deepest first
         self._base: Snapshot | None = None
         self._current: Candidate | None = None
 
@@ -223,7 +227,7 @@ class Chooser:
             match = self._lookup.match
             self._stored = self._disk.find(match, int(match.tokens.size) - 1)
             if self._stored:
-                self._retain_base()
+                self._protect_base()
         return self
 
     def __exit__(
@@ -238,7 +242,7 @@ class Chooser:
     def next_candidate(self, seq: LiveSequence) -> Reading[Candidate | None]:
         """Return the candidate to load into ``seq`` next; None if there is none left."""
         self._close_current()
-        while (prefix := self._quickest()) is not None:
+        while (prefix := self._next_stored()) is not None:
             self._stored.remove(prefix)
             self._current = yield from self._open(prefix, seq)
             if self._current is not None:
@@ -251,10 +255,10 @@ class Chooser:
                 return self._current
         return None
 
-    def _quickest(self) -> Prefix | None:
-        """Return which of the stored prefixes to read; None if memory is as quick.
+    def _next_stored(self) -> Prefix | None:
+        """Return the stored prefix to read next; None if memory is as quick.
 
-        Of those that are about as quick as the quickest it is the deepest, but none that memory has
+        Of all that are about as quick as the quickest it is the deepest, but none that memory has
         as quickly.
         """
         if self._disk is None or not self._stored:
@@ -264,22 +268,24 @@ class Chooser:
         n_prompt = int(self._lookup.match.tokens.size)
         n_base = self._base.n if self._base is not None else 0
 
-        def from_ram(n: int, keep: int) -> float:
-            return costs.load(sizes.n_bytes(n, keep)) + costs.evaluate(n, n_prompt)
+        def from_ram(n: int, n_kept: int) -> float:
+            return costs.load(sizes.n_bytes(n, n_kept)) + costs.evaluate(n, n_prompt)
 
         def from_disk(n: int) -> float:
             return costs.read(sizes.n_bytes(n, n_base)) + from_ram(n, 0)
 
-        in_memory = {
+        seconds_in_memory = {
             candidate.n: from_ram(candidate.n, candidate.n_kept)
             for candidate in self._lookup.candidates
         }
-        on_disk = {prefix: from_disk(prefix.n) for prefix in self._stored}
+        seconds_on_disk = {prefix: from_disk(prefix.n) for prefix in self._stored}
         cold = costs.evaluate(0, n_prompt)
-        limit = min([*in_memory.values(), *on_disk.values(), cold]) + SAME_SECONDS
-        n_in_memory = max((n for n, seconds in in_memory.items() if seconds <= limit), default=0)
+        quickest = min([*seconds_in_memory.values(), *seconds_on_disk.values(), cold])
+        limit = quickest + SAME_SECONDS
+        quick = [n for n, seconds in seconds_in_memory.items() if seconds <= limit]
+        n_quick_in_memory = max(quick, default=0)
         for prefix in self._stored:
-            if prefix.n > n_in_memory and on_disk[prefix] <= limit:
+            if prefix.n > n_quick_in_memory and seconds_on_disk[prefix] <= limit:
                 return prefix
         return None
 
@@ -314,7 +320,7 @@ class Chooser:
             self._current.close()
             self._current = None
 
-    def _retain_base(self) -> None:
+    def _protect_base(self) -> None:
         """Retain the rows that RAM has of the prompt, as far as they came from its batches, as a
         snapshot without a state.
         """

@@ -106,7 +106,7 @@ class SavedTime:
     def count(self, stats: RequestStats, prompt_ms: float, *, is_alone: bool) -> float:
         """Count one request whose prompt took ``prompt_ms``; return the seconds that it saved.
 
-        ``wraps_each_call``: no other request ran before its first token.
+        ``is_alone``: no other request ran before its first token.
         """
         around = (stats.lookup_ms + stats.restore_ms) / 1e3
         evaluating = prompt_ms / 1e3 - around

@@ -370,6 +370,11 @@ class Snapshot:
         return self.prefix.n
 
     @property
+    def is_prompt_end(self) -> bool:
+        """True for the very end of a prompt: it also has the output from which a reply starts."""
+        return self.state.output.size > 0
+
+    @property
     def n_bytes(self) -> int:
         """The bytes of the whole chain and the state, shared or not."""
         return sum(segment.n_bytes for segment in self.chain) + self.state.n_bytes

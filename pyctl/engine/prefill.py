@@ -67,7 +67,7 @@ class Prefill:
         plan: CachePlan,
         stats: RequestStats,
     ) -> Steps:
-        """Evaluate the missing tokens up to each of ``lookup.ends``, each cut and
+        """Evaluate the missing tokens up to each of ``lookup.batch_ends``, each cut and
         ``stats.n_prompt``, as cells allow.
 
         Afterwards output 0 is the prompt end's. A batch to none of the ends differs from a cold
@@ -105,7 +105,7 @@ class Prefill:
             if end < len(prompt):
                 yield None
         stats.n_evaluated = seq.n - stats.n_cached
-        if plan.restored and plan.restored[0].state.output.size and not stats.n_evaluated:
+        if plan.restored and plan.restored[0].is_prompt_end and not stats.n_evaluated:
             self._backend.recall(plan.restored[0].state.output)
         if not active.ran_concurrently:  # otherwise the time includes other requests
             ms = (time.perf_counter() - began) * 1e3 - (stats.save_ms - save_before)

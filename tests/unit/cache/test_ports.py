@@ -15,7 +15,7 @@ def test_a_sequence_without_rows_keeps_nothing_where_a_state_is_loaded(
     has_rows: bool, n_kept: int
 ) -> None:
     shape = MemoryShape(NOWHERE, BlockSizes(0, 8, 100), has_rows=has_rows)
-    assert shape.kept(70) == n_kept
+    assert shape.n_kept_rows(70) == n_kept
 
 
 def test_by_default_a_memory_needs_its_state_and_holds_nothing() -> None:
