@@ -426,6 +426,7 @@ class PreparedChat:
             parser = BareCallParser(parser, self._tools)
 
         def ended(text: str, tokens: list[int], reply: ParsedReply) -> None:
+            """Remember the reply, and hand its message on."""
             message = reply.message(echo)
             if opening and text.startswith(opening):
                 # It is a part of the header, and of the echo.

@@ -92,7 +92,8 @@ class ContextMemory:
         self.clear(0)
         has_rows = bool(kv.can_hold)
         points = self.shape.resume_points
-        if not self.identity:  # otherwise known from the first `open`
+        is_first_open = not self.identity
+        if is_first_open:
             points = find_resume_points(self.kv, facts.n_cells)
         self.shape = MemoryShape(
             resume_points=points,
@@ -147,6 +148,7 @@ class ContextMemory:
         A context that ``is_lost`` is no longer called, and stays until the process ends.
         """
         if is_lost:
+            # References keep the destructors from calling the device.
             self._lost = self.kv, self.store, self.drafts
             self.drafts = DraftMirror(None, 0)
             self.shape = replace(self.shape, can_hold=False)
@@ -200,9 +202,15 @@ class ContextMemory:
     def restore(
         self, seq: int, first: int, spans: Sequence[Span], state: State | None = None
     ) -> None:
-        n = spans[-1][2] if spans else first
+        """Restore the model's own rows and state, then the draft model's."""
+        end = spans[-1][2] if spans else first
         own_state = self._states.to_load(state) if state is not None else None
-        self._load_own(seq, first, n, spans, own_state)
+        self.rollbacks.forget(seq)
+        self._states.forget(seq)
+        if self.shape.has_rows:
+            self._load_rows(seq, first, end, spans, own_state)
+        elif own_state is not None:
+            self._load_whole(seq, end, own_state)
         if state is not None and own_state is not None:
             self._states.keep(seq, state)
         drafts = self.drafts.settled()
@@ -210,22 +218,17 @@ class ContextMemory:
             return
         if spans:
             drafts.load_rows(seq, first, [(rows.draft, at, last) for rows, at, last in spans])
-        if state is not None and (state.parts or own_state is not None):
-            drafts.load_state(seq, n, state.draft)
+        # A memory of rows alone saves no state of its own, but a draft model may have one.
+        has_state = own_state is not None or (state is not None and bool(state.parts))
+        if state is not None and has_state:
+            drafts.load_state(seq, end, state.draft)
 
-    def _load_own(
-        self, seq: int, first: int, n: int, spans: Sequence[Span], state: LoadedState | None
+    def _load_rows(
+        self, seq: int, first: int, end: int, spans: Sequence[Span], state: LoadedState | None
     ) -> None:
-        """Load the model's own rows [``first``, ``n``) and the state at ``n``, without the draft
+        """Load the model's rows [``first``, ``end``) and the state at ``end``, without the draft
         model's.
         """
-        self.rollbacks.forget(seq)
-        self._states.forget(seq)
-        if not self.shape.has_rows:
-            if state is not None and n - self.cells.n_tokens(seq) > self.cells.n_free:
-                # the state includes all rows; llama.cpp would report only a failure
-                raise OutOfCellsError
-            spans = ()
         sources = [
             (rows.block if rows.held is None else handle_of(rows.held), start, last)
             for rows, start, last in spans
@@ -234,7 +237,17 @@ class ContextMemory:
             return
         block = state.block if state is not None else None
         pieces = state.pieces if state is not None else ()
-        checked(self.kv.load, seq, first if sources else n, sources, block, pieces)
+        # The extension takes the position of the first row, or that of the state without rows.
+        start = first if sources else end
+        checked(self.kv.load, seq, start, sources, block, pieces)
+
+    def _load_whole(self, seq: int, end: int, state: LoadedState) -> None:
+        """Load the state at ``end``, which includes all rows. Raises OutOfCellsError where
+        llama.cpp would only report a failure.
+        """
+        if end - self.cells.n_tokens(seq) > self.cells.n_free:
+            raise OutOfCellsError
+        checked(self.kv.load, seq, end, [], state.block, state.pieces)
 
     # -- cutting
     # ----------------------------------------------------------------------------------

@@ -102,7 +102,7 @@ def test_other_rows_ends_or_parents_are_another_name() -> None:
     other_rows = segment(tokens)
     other_rows.rows = other_rows.rows ^ 1
     other_ends = segment(tokens)
-    other_ends.ends = (5, 20)
+    other_ends.batch_ends = (5, 20)
     drafted = segment(tokens)
     drafted.draft_rows = np.ones(9, np.uint8)
     found = []

@@ -139,7 +139,7 @@ def test_files_that_no_whole_state_needs_are_invalid(
 
 def test_a_file_takes_the_place_of_one_of_its_name() -> None:
     graph = FileGraph(FORK)
-    graph.prepare()
+    graph.build_tree()
     n_before = graph.n_bytes
     graph.add(replace(AT_LEFT, n_bytes=25, hits=3))
     assert graph.n_bytes == n_before + 15
@@ -151,7 +151,7 @@ def test_a_file_takes_the_place_of_one_of_its_name() -> None:
 def test_a_use_is_counted(is_prepared: bool) -> None:
     graph = FileGraph(FORK)
     if is_prepared:
-        graph.prepare()
+        graph.build_tree()
     graph.touch(AT_LEFT.key, 50.0)
     graph.touch(("other", AT_LEFT.name), 60.0)
     assert graph.records[AT_LEFT.key] == replace(AT_LEFT, hits=1, used=50.0)

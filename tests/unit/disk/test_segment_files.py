@@ -44,7 +44,7 @@ def written(home: Path, *blocks: Block) -> Path:
 
 def read(path: Path, *kinds: PartKind) -> dict[PartKind, Block]:
     header = read_header(path)
-    outs = {part.what: np.zeros(part.size, np.uint8) for part in header.parts}
+    outs = {part.kind: np.zeros(part.size, np.uint8) for part in header.parts}
     outs = {kind: outs[kind] for kind in kinds}
     for job in read_jobs(path, header, outs):
         job()

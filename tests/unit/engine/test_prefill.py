@@ -124,9 +124,9 @@ def test_free_batch_ends_are_those_of_a_backend_without_overhead() -> None:
         engine.state_reads,
         engine.clock,
     )
-    free = prefill.ends(prompt, free=True)
+    free = prefill.compute_batch_ends(prompt, free=True)
     assert free == batch_ends(prompt, engine.backend.facts.n_ubatch)
-    assert len(prefill.ends(prompt)) < len(free)
+    assert len(prefill.compute_batch_ends(prompt)) < len(free)
 
 
 def test_an_evaluated_prompt_is_a_measurement_of_its_cost() -> None:

@@ -66,7 +66,7 @@ def answering(tmp_path: Path) -> Iterator[Callable[..., AskedServer]]:
 def test_a_stream_is_a_reply_with_its_counts(answering: Callable[..., AskedServer]) -> None:
     body = stream_of(delta(""), delta("Hel"), delta("lo"), delta("", finish_reason="stop"), END)
     asked = answering(body, x_pyctl_cache="source=ram; cached=16; evaluated=5")
-    reply = asked.ask([{"role": "user", "content": "Hi"}], 9, seed=1)
+    reply = asked.request([{"role": "user", "content": "Hi"}], 9, seed=1)
     assert reply.text == "Hello"
     assert reply.n_predicted == 3
     assert reply.cached == 16
@@ -81,13 +81,13 @@ def test_a_stream_is_a_reply_with_its_counts(answering: Callable[..., AskedServe
 
 
 def test_a_server_that_names_no_source_has_none(answering: Callable[..., AskedServer]) -> None:
-    reply = answering(stream_of(delta("a"), END)).ask([], 1)
+    reply = answering(stream_of(delta("a"), END)).request([], 1)
     assert reply.source == ""
 
 
 def test_reasoning_is_a_first_token_and_no_text(answering: Callable[..., AskedServer]) -> None:
     thinking = {"choices": [{"delta": {"reasoning_content": "hm"}}]}
-    assert answering(stream_of(thinking, END)).ask([], 1).text == ""
+    assert answering(stream_of(thinking, END)).request([], 1).text == ""
 
 
 def test_probabilities_are_those_of_each_token(answering: Callable[..., AskedServer]) -> None:
@@ -96,7 +96,7 @@ def test_probabilities_are_those_of_each_token(answering: Callable[..., AskedSer
         {"id": 98, "token": "b", "logprob": -1.0},
     ]
     logprobs = {"content": [{"top_logprobs": candidates}]}
-    reply = answering(stream_of(delta("a", logprobs=logprobs), END)).ask([], 1)
+    reply = answering(stream_of(delta("a", logprobs=logprobs), END)).request([], 1)
     assert reply.probs == ({"97 a": -0.5, "98 b": -1.0},)
 
 
@@ -113,7 +113,7 @@ def test_a_stream_that_ends_early_is_an_error(
     answering: Callable[..., AskedServer], body: bytes, error: str
 ) -> None:
     with pytest.raises(OSError, match=error):
-        answering(body).ask([], 1)
+        answering(body).request([], 1)
 
 
 def test_a_refusal_is_an_error_with_its_text(answering: Callable[..., AskedServer]) -> None:

@@ -26,7 +26,7 @@ class SlowModels:
         self.future = Future[Lease]()
         self.n_closed = 0
 
-    def ask(self, model: object) -> Future[Lease]:
+    def acquire(self, model: object) -> Future[Lease]:
         return self.future
 
     def load(self) -> None:

@@ -65,7 +65,7 @@ def test_progress_has_a_place_only_while_it_waits() -> None:
     progress = Progress(n_prompt=9, n_cached=2, n_processed=4, ms=1.6, source="ram")
     body = progress_json(progress, ReplyOptions())
     assert body == {"total": 9, "cache": 2, "processed": 4, "time_ms": 1}
-    waiting = progress_json(replace(progress, conversation_key=2), ReplyOptions())
+    waiting = progress_json(replace(progress, queue_position=2), ReplyOptions())
     assert waiting["waiting"] == 2
 
 
