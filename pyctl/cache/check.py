@@ -19,6 +19,7 @@ def find_inconsistencies(cache: RamCache) -> list[str]:
 
 
 def _of_names(cache: RamCache) -> Iterator[str]:
+    """Yield the contradictions between names, tokens and spans of snapshots."""
     snapshots = cache.snapshots()
     if set(snapshots) != {node.key for node in cache.tree}:
         yield "the tree has other snapshots than the cache"

@@ -239,6 +239,7 @@ class ImageEncoder:
             self._ctx = None
 
     def _check(self) -> None:
+        """Raise ModelError if pyctl cannot use the library or the encoder."""
         if not hasattr(mtmd, "mtmd_helper_init_opt_default"):
             raise ModelError(
                 "images need llama-cpp-python 0.3.36 or newer: older ones open other files by "

@@ -173,6 +173,7 @@ class ResponseReply(EventReply):
         ]
 
     def _emit(self, text: str) -> list[dict[str, Any]]:
+        """Return the events for a part of the reply's text; the first part opens a message."""
         events = []
         if not self._is_open("message"):
             events = self._add(
