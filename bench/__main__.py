@@ -27,6 +27,7 @@ SCRIPTS = (
     "policy",
     "store",
     "budgets",
+    "traces",
     "builds",
     "replay",
     "request_path",

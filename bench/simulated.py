@@ -39,7 +39,7 @@ Cells: TypeAlias = NDArray[np.int64]
 
 _IDS = {name: 256 + i for i, name in enumerate(SPECIAL_TOKENS)}
 _START = _IDS["<|im_start|>"]
-_END = _IDS["<|im_end|>"]
+END = _IDS["<|im_end|>"]
 _ASSISTANT = (_START, *b"assistant")
 _RESULT = "<|im_start|>user\n<tool_response>"
 _SPECIAL = re.compile("|".join(map(re.escape, _IDS)))
@@ -134,6 +134,9 @@ class SizedBackend:
         self.seconds = dict.fromkeys((device.name for device in DEVICES), 0.0)
         self._taken = np.zeros(n_cells, bool)  # by a sequence; where it lies changes nothing here
         self._n_held = np.zeros(n_cells, np.int32)
+        self._free = np.arange(n_cells)  # a stack; the first `_n_free` are free
+        self._n_free = n_cells
+        self._n_only_held = 0
         self._held: set[_HeldRows] = set()
         self._seqs = [_Seq(_NO_CELLS) for _ in range(n_seqs)]
 
@@ -173,11 +176,28 @@ class SizedBackend:
         self._spend(lambda device: device.copy(n_bytes * self._scale))
 
     def _take(self, n: int) -> Cells:
-        free = np.flatnonzero(~self._taken & (self._n_held == 0))[:n]
-        if free.size < n:
+        if n > self._n_free:
             raise OutOfCellsError
-        self._taken[free] = True
-        return free
+        self._n_free -= n
+        cells: Cells = self._free[self._n_free : self._n_free + n].copy()
+        self._taken[cells] = True
+        return cells
+
+    def _take_held(self, cells: Cells) -> None:
+        """Give a sequence cells that held rows alone have."""
+        self._taken[cells] = True
+        self._n_only_held -= cells.size
+
+    def _leave(self, cells: Cells) -> None:
+        """Take ``cells`` from a sequence; held rows keep theirs."""
+        self._taken[cells] = False
+        is_held = self._n_held[cells] > 0
+        self._n_only_held += int(np.count_nonzero(is_held))
+        self._push(cells[~is_held])
+
+    def _push(self, cells: Cells) -> None:
+        self._free[self._n_free : self._n_free + cells.size] = cells
+        self._n_free += cells.size
 
     def output(self) -> Block:
         return _block(4)
@@ -204,7 +224,7 @@ class SizedBackend:
         pass
 
     def is_end(self, token: int) -> bool:
-        return token == _END
+        return token == END
 
     def piece(self, token: int) -> bytes:
         return bytes([token]) if token < 256 else b""
@@ -242,12 +262,12 @@ class SizedBackend:
 
     @property
     def n_free(self) -> int:
-        return self.n_cells - int(np.count_nonzero(self._taken | (self._n_held > 0)))
+        return self._n_free
 
     @property
     def n_held_cells(self) -> int:
         """Cells that held rows alone take."""
-        return int(np.count_nonzero(~self._taken & (self._n_held > 0)))
+        return self._n_only_held
 
     def hold_rows(self, seq: int, first: int, last: int) -> _HeldRows:
         cells = self._seqs[seq].cells[first:last]
@@ -263,10 +283,13 @@ class SizedBackend:
             assert isinstance(held, _HeldRows)
             self._held.remove(held)
             self._n_held[held.cells] -= 1
+            unused = held.cells[~self._taken[held.cells] & (self._n_held[held.cells] == 0)]
+            self._n_only_held -= unused.size
+            self._push(unused)
 
     def release_all(self) -> None:
-        self._held.clear()
-        self._n_held[:] = 0
+        for held in list(self._held):
+            self.release(held)
 
     def fetch(self, held: HeldRows, first: int, last: int) -> Block:
         self._within(held, first, last)
@@ -303,11 +326,11 @@ class SizedBackend:
         ]
         cells = np.concatenate(sources)
         copied = (cells < 0) | self._taken[cells]
-        self._taken[cells[~copied]] = True
+        self._take_held(cells[~copied])
         try:
             cells[copied] = self._take(int(np.count_nonzero(copied)))
         except OutOfCellsError:
-            self._taken[cells[~copied]] = False
+            self._leave(cells[~copied])
             raise
         self._copy(self.row_bytes * int(np.count_nonzero(copied)))
         at.cells = np.concatenate([at.cells, cells])
@@ -320,7 +343,7 @@ class SizedBackend:
 
     def rewind(self, seq: int, n: int) -> None:
         held = self._seqs[seq]
-        self._taken[held.cells[n:]] = False
+        self._leave(held.cells[n:])
         held.cells = held.cells[:n]
         held.at = n if n == 0 else -1
 
@@ -434,7 +457,7 @@ class Simulation(Scripted):
 
     def answer(self, prompt: Prompt, reply: Tokens) -> None:
         """Evaluate ``prompt`` and return ``reply``."""
-        self._backend.reply = iter([*reply.tolist(), _END])
+        self._backend.reply = iter([*reply.tolist(), END])
         before = dict(self._backend.seconds)
         done = answered(self._engine, Request(prompt, max_tokens=reply.size + 1))
         stats: RequestStats = done.stats

@@ -1,0 +1,1 @@
+"""Recorded sessions of coding agents, replayed on a simulated card or on real servers."""
