@@ -137,12 +137,13 @@ def test_the_context_is_cut_to_what_ram_has_room_for(
     maximum = planned(path, 262_144 // 2, n_ctx=0)
     assert maximum.pool is not None
     assert maximum.n_ctx == 262_144
-    monkeypatch.setattr(dry_runs, "host_available", lambda: maximum.host.usage.total - 50 * MIB)
+    n_available = maximum.host.usage.total - 50 * MIB
+    monkeypatch.setattr(dry_runs, "host_available", lambda: n_available)
     less = planned(path, 262_144 // 2, n_ctx=0, load_mode="none")
     assert less.pool is not None
     assert 131_072 < less.n_ctx < 262_144
     assert less.host.shortage() == 0
-    monkeypatch.setattr(dry_runs, "host_available", lambda: 20 * MIB)
+    n_available = 20 * MIB
     with pytest.raises(ModelError, match=r"cannot make the context: 65536 tokens need about"):
         planned(path, N_CTX // 2)
 

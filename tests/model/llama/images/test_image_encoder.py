@@ -304,6 +304,10 @@ def test_the_plan_counts_what_attention_needs_otherwise(
     assert without - usual == VISION_SHAPES["tiny-vision"].num_heads * 4 * (4 * 512) ** 2
 
 
+def encode_on_the_last_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyctl.llama.images.make_encoder._choose_device", lambda *_: devices()[-1])
+
+
 def test_the_largest_image_is_encoded_at_the_start(
     model: ModelSettings,
     tiny_mmproj: Path,
@@ -314,7 +318,7 @@ def test_the_largest_image_is_encoded_at_the_start(
     found there and not in the middle of a prompt.
     """
     vision = VisionSettings(str(tiny_mmproj), image_max_tokens=64)
-    monkeypatch.setattr("pyctl.llama.images.make_encoder._choose_device", lambda *_: devices()[-1])
+    encode_on_the_last_device(monkeypatch)
     with patch.object(
         ImageEncoder, "_encode", autospec=True, side_effect=ImageEncoder._encode
     ) as encoded:
@@ -367,7 +371,7 @@ def test_images_of_several_sizes_one_after_another(
     """A small image on a GPU is encoded between two of a size for which a graph was captured, and
     all have the right rows.
     """
-    monkeypatch.setattr("pyctl.llama.images.make_encoder._choose_device", lambda *_: devices()[-1])
+    encode_on_the_last_device(monkeypatch)
     found = load(model, vision=VisionSettings(str(tiny_mmproj), image_max_tokens=64))
     images = images_of(found)
     grids = []
