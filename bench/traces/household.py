@@ -1,8 +1,8 @@
 """Recorded sessions on a simulated card: the real engine, cache and policies; no model.
 
 A household runs several sessions at once. The card serves one request at a time, in the order in
-which they arrive; a client sends its next request the recorded pause after the last reply. Time is
-that of a model on a card (bench/gpu_seconds.py).
+which they arrive; a client sends its next request the recorded pause after the last reply. Seconds
+come from a model on a card (bench/gpu_seconds.py).
 """
 
 from __future__ import annotations

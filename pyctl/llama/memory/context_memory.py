@@ -218,7 +218,7 @@ class ContextMemory:
             return
         if spans:
             drafts.load_rows(seq, first, [(rows.draft, at, last) for rows, at, last in spans])
-        # A memory of rows alone saves no state of its own, but a draft model may have one.
+        # A memory of rows alone saves no state, but a draft model may have one.
         has_state = own_state is not None or (state is not None and bool(state.parts))
         if state is not None and has_state:
             drafts.load_state(seq, end, state.draft)
@@ -237,7 +237,7 @@ class ContextMemory:
             return
         block = state.block if state is not None else None
         pieces = state.pieces if state is not None else ()
-        # The extension takes the position of the first row, or that of the state without rows.
+        # The extension takes the position of the first row, without rows the position of the state.
         start = first if sources else end
         checked(self.kv.load, seq, start, sources, block, pieces)
 
