@@ -43,7 +43,7 @@ def check(engine: Engine, backend: LlamaBackend) -> None:
     cache = engine.prefix_cache.cache
     check_invariants(cache)
     held = [segment.held for segment in cache.segments() if segment.held is not None]
-    assert {each.handle for each in held} == backend.memory._handles, (
+    assert {each.handle for each in held} == backend.memory.cells._handles, (
         "rows are held for the cache alone"
     )
     assert all(segment.held is not None or segment.rows.size for segment in cache.segments())

@@ -72,7 +72,7 @@ class Echo:
 class Tools:
     """A source of two tools, a reader and a writer."""
 
-    place = "here"
+    origin = "here"
 
     def offered(self) -> Sequence[OfferedTool]:
         return [OfferedTool("look", True, {}), OfferedTool("act", False, {})]
