@@ -58,43 +58,62 @@ RULES = (MIN_BATCH, RAW_PART, RAW_FILL)
 def batch_ends(
     prompt: Prompt, n_ubatch: int, min_batch: int = MIN_BATCH, batch_cost: int = 0
 ) -> list[int]:
-    """Token counts at which evaluation stops, ascending; the last is len(prompt).
+    """Return the token counts at which evaluation stops, ascending; the last is len(prompt).
 
-    Batches have ``n_ubatch`` tokens at most. They also end where later prompts may part: always
-    where the assistant starts, at the first boundary and at the edges of images; at other
-    boundaries, and half a batch into the prompt, if batches have ``batch_cost`` tokens on average
-    then; in raw text at line ends that are a RAW_PART, ``batch_cost`` and a RAW_FILL of a batch
-    apart. A batch has at least ``min_batch`` tokens, next to an image one. Nothing else enters, so
-    a prompt that extends another has the same ends in the shared part, except for the shorter one's
-    very end.
+    A batch has at most ``n_ubatch`` tokens. It also ends where later prompts may part from this
+    one, so that they can resume there:
+
+    - always where the assistant starts, at the first boundary, and at the edges of images;
+    - at other boundaries, and half a batch into the prompt, if the batches up to there have
+      ``batch_cost`` tokens on average;
+    - at a line end of raw text, if the batch has ``batch_cost`` tokens, 1 / RAW_FILL of a full
+      batch, and 1 / RAW_PART of the tokens before it.
+
+    Except at images, a batch has at least ``min_batch`` tokens. Ends depend on nothing else: a
+    prompt that extends another one has all of its ends, except perhaps the very last.
     """
     n = len(prompt)
     boundaries = prompt.boundaries
-    lines = frozenset(prompt.line_ends)
+    line_ends = frozenset(prompt.line_ends)
     edges = {edge for picture in prompt.pictures for edge in (picture.start, picture.end) if edge}
-    sure = {*(boundaries if prompt.headers is None else prompt.headers), *boundaries[:1], n}
-    half = {n_ubatch // 2} if batch_cost and n_ubatch // 2 < n else set()
+    # A template without known headers may start the assistant at any boundary.
+    replies = boundaries if prompt.headers is None else prompt.headers
+    always = {*replies, *boundaries[:1], n}
+    # On a GPU `batch_cost` is half a batch: the earliest end that pays, if nothing ends before it.
+    half = n_ubatch // 2
+    earliest: set[int] = {half} if batch_cost and half < n else set()
     ends: list[int] = []
-    last = spare = 0  # tokens that the batches so far had beyond the cost of each
-    for stop in sorted({*boundaries, *lines, *edges, *sure, *half}):
+    start = 0  # of the open batch
+    credit = 0  # tokens of the batches so far beyond `batch_cost` each, negative for a lack
+
+    def end_batch(end: int) -> None:
+        nonlocal start, credit
+        # A lack is bounded by one batch's cost: a row of short messages, which end batches in any
+        # case, must not keep later boundaries from ending any.
+        credit = max(credit + end - start - batch_cost, -batch_cost)
+        ends.append(end)
+        start = end
+
+    for stop in sorted({*boundaries, *line_ends, *edges, *always, *earliest}):
         if prompt.is_inside(stop):
+            continue  # no prompt can resume within an image
+        while start + n_ubatch <= stop:
+            end_batch(start + n_ubatch)
+        n_new = stop - start
+        if stop in edges and n_new > 0:
+            end_batch(stop)  # one evaluation takes tokens of text or rows of an image, never both
             continue
-        while last + n_ubatch <= stop:
-            last += n_ubatch
-            spare = max(
-                spare + n_ubatch - batch_cost, -batch_cost
-            )  # a lack is forgotten beyond one batch
-            ends.append(last)
-        n_new = stop - last
-        is_raw = stop in lines and n_new >= max(n_ubatch // RAW_FILL, batch_cost, last / RAW_PART)
-        pays = n_new >= min_batch and (
-            is_raw or stop in sure or (stop not in lines and spare + n_new >= batch_cost)
-        )
-        if pays or (n_new > 0 and stop in edges):
-            spare = max(spare + n_new - batch_cost, -batch_cost)
-            last = stop
-            ends.append(last)
-    return ends if last == n else [*ends, n]
+        if n_new < min_batch:
+            continue  # too small for the device: the tokens join the next batch
+        if stop in always:
+            pays = True
+        elif stop in line_ends:
+            pays = n_new >= max(n_ubatch // RAW_FILL, batch_cost, start / RAW_PART)
+        else:
+            pays = credit + n_new >= batch_cost
+        if pays:
+            end_batch(stop)
+    return ends if start == n else [*ends, n]  # the last batch may be smaller than `min_batch`
 
 
 def inner_ends(prompt: Prompt, ends: Sequence[int]) -> list[int]:

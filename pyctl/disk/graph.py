@@ -58,23 +58,22 @@ class FileGraph:
                 self._tree.touch(key, used)
 
     def invalid_keys(self) -> set[Key]:
-        """Unusable files: on an incomplete chain, or segments without a state."""
-        sound: set[Key] = set()
-        broken: set[Key] = set()
-        for record in self.records.values():
-            chain = [record.key]
-            while chain[-1] in self.records and chain[-1] not in sound:
-                parent = self.records[chain[-1]].parent_key
-                if parent is None:
-                    break
-                chain.append(parent)
-            (sound if chain[-1] in self.records and chain[-1] not in broken else broken).update(
-                chain
-            )
+        """Return the files that nothing can use: states whose chain lacks a file, and segments that
+        no other state needs.
+        """
         needed: set[Key] = set()
         for record in self.records.values():
-            if record.is_state and record.key in sound:
-                needed.update([record.key, *self.chain(record.key)])
+            if not record.is_state:
+                continue  # a segment is of use only through a state
+            chain: list[Key] = []
+            key: Key | None = record.key
+            while key is not None and key in self.records and key not in needed:
+                chain.append(key)
+                key = self.records[key].parent_key
+            # The chain is complete if it ends at a first segment, which has no parent, or meets a
+            # complete chain. Otherwise ``key`` names a file that is missing.
+            if key is None or key in needed:
+                needed.update(chain)
         return self.records.keys() - needed
 
     def chain(self, key: Key) -> list[Key]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 from pyctl.cache.cache_stats import RequestStats
@@ -77,25 +78,21 @@ class Prefill:
         ends = lookup.batch_ends
         began = time.perf_counter()
         save_before = stats.save_ms
-        first = last = seq.n
+        n_before = n_timed = seq.n  # before the first batch, and after the last one that is timed
         costs = self._prefix_cache.cache.costs
         shown = PrefillLog(active.id, seq.n, len(prompt), costs, self._clock)
         _report_progress(active, seq, stats, 0.0)
-        for previous, end in itertools.pairwise(sorted({0, *ends, *plan.cuts, stats.n_prompt})):
+        # ``start`` is where the batch starts without the cache; a restored sequence may be past it.
+        for start, end in itertools.pairwise(sorted({0, *ends, *plan.cuts, stats.n_prompt})):
             if end <= seq.n:
-                continue
+                continue  # restored
             picture = prompt.image_at(seq.n)
             if picture is not None and self._encode(picture):
                 yield None  # encoding is slow: other requests decode a token first
-            while (refused := self._evaluate(active, seq, end, plan)) is not None:
-                yield refused if isinstance(refused, OutOfCellsError) else None
-            last = (
-                seq.n if self._backend.facts.is_async else end
-            )  # a device has only started the last batch
-            # The very end of a prompt is a batch end of longer prompts only if it fills its batch.
-            is_cold = end in ends and (
-                end < len(prompt) or end - previous == self._backend.facts.n_ubatch
-            )
+            yield from self._evaluate_until_done(active, seq, end, plan)
+            # A device has only started this batch: the time so far belongs to the ones before.
+            n_timed = seq.n if self._backend.facts.is_async else end
+            is_cold = self._is_cold(prompt, ends, start, end)
             seq.append(prompt.tokens[seq.n : end], exact=is_cold)
             seq.in_image = picture is not None and end < picture.end
             shown.reached(end)
@@ -103,13 +100,39 @@ class Prefill:
                 self._prefix_cache.saver.save(seq, plan, stats)
             _report_progress(active, seq, stats, shown.seconds_left)
             if end < len(prompt):
-                yield None
+                yield None  # other requests take a step between two batches
         stats.n_evaluated = seq.n - stats.n_cached
-        if plan.restored and plan.restored[0].is_prompt_end and not stats.n_evaluated:
-            self._backend.recall(plan.restored[0].state.output)
+        if plan.restored and not stats.n_evaluated:
+            # The whole prompt was restored, and no batch has left an output for the first token.
+            # The snapshot of an equal prompt's end has kept the one from then.
+            output = plan.restored[0].state.output
+            if output.size:
+                self._backend.recall(output)
         if not active.ran_concurrently:  # otherwise the time includes other requests
             ms = (time.perf_counter() - began) * 1e3 - (stats.save_ms - save_before)
-            self._prefix_cache.cache.costs.record_evaluated(first, last, ms / 1e3)
+            self._prefix_cache.cache.costs.record_evaluated(n_before, n_timed, ms / 1e3)
+
+    def _evaluate_until_done(
+        self, active: ActiveRequest, seq: LiveSequence, end: int, plan: CachePlan
+    ) -> Steps:
+        """Evaluate up to ``end``, however often the batch has to be tried again."""
+        while (refusal := self._evaluate(active, seq, end, plan)) is not None:
+            if isinstance(refusal, OutOfCellsError):
+                yield refusal  # the scheduler suspends the youngest request, which frees cells
+            else:
+                yield None  # preempted: the request that has arrived goes first
+
+    def _is_cold(self, prompt: Prompt, ends: Sequence[int], start: int, end: int) -> bool:
+        """Return whether the batch from ``start`` to ``end`` is also one of a cold run, of this
+        prompt and of each that extends it.
+
+        The very end of a prompt ends its last batch; in a longer prompt that batch goes on, unless
+        it is full.
+        """
+        if end not in ends:
+            return False  # only a cut or the goal of a warm-up
+        is_full = end - start == self._backend.facts.n_ubatch
+        return end < len(prompt) or is_full
 
     def _encode(self, picture: ImageSpan) -> bool:
         with self._state_reads.allowed():

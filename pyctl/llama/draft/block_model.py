@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -144,29 +145,53 @@ class BlockModel(HeadRows):
             api.llama_memory_seq_rm(self._cells, item.seq, item.position, -1)
         return drafts
 
-    def _read(self, place: int, states: NDArray[np.float32] | None) -> tuple[int, ...]:
-        """Return the draft of the block at ``place`` of the batch; ``states`` are what it gives as
-        hidden rows.
+    def _read(self, place: int, extra: NDArray[np.float32] | None) -> tuple[int, ...]:
+        """Return the draft of the block at ``place`` of the batch, up to the first place without a
+        token or with an unlikely one.
+
+        ``extra`` is what llama.cpp returns as hidden rows, a row for each token of the batch; None
+        for a model that gives logits only.
         """
-        draft: list[int] = []
+        places = range(place + self._first, place + self._n_block)
+        tokens: Iterable[int]
+        if extra is None:  # `Greedy` compares with `p_min` itself
+            tokens = map(self.greedy.choose, places)
+        elif self._shape.top_k:
+            tokens = self._best_candidates(places, extra)
+        else:
+            tokens = self._probable_tokens(places, extra)
+        # All three are lazy: nothing is computed after the end of the draft.
+        return tuple(takewhile(_is_token, tokens))
+
+    def _probable_tokens(self, places: range, extra: NDArray[np.float32]) -> Iterator[int]:
+        """Yield the likeliest token of each place, -1 below `p_min`. DSpark: the first number of a
+        row is the probability.
+        """
+        for i in places:
+            yield self.greedy.choose(i) if extra[i, 0] >= self._p_min else -1
+
+    def _best_candidates(self, places: range, extra: NDArray[np.float32]) -> Iterator[int]:
+        """Yield the best candidate of each place, -1 below `p_min`. DFlash of the second kind.
+
+        A row has the k candidates of its place, then k scores for each candidate of the place
+        before, since which token is likely depends on the one before it:
+
+            token 0 .. token k-1 | scores after candidate 0 | .. | scores after candidate k-1
+
+        Nothing is chosen before the first place, whose scores are those after candidate 0.
+        """
         k = self._shape.top_k
-        candidate = 0
-        for i in range(place + self._first, place + self._n_block):
-            if states is None:
-                token = self.greedy.choose(i)
-            elif not k:
-                token = self.greedy.choose(i) if states[i, 0] >= self._p_min else -1
-            else:  # k tokens, then by candidate of the place before the scores of these
-                scores = states[i, k * (candidate + 1) : k * (candidate + 2)]
-                candidate = int(scores.argmax())
-                is_likely = (
-                    not self._p_min or 1 / np.exp(scores - scores[candidate]).sum() >= self._p_min
-                )
-                token = int(states[i, candidate]) if is_likely else -1
-            if token < 0:
-                break
-            draft.append(token)
-        return tuple(draft)
+        before = 0
+        for i in places:
+            candidates = extra[i, :k]
+            first_score = k + k * before
+            scores = extra[i, first_score : first_score + k]
+            best = int(scores.argmax())
+            # The probability by a softmax over the candidates; relative to the best score, so that
+            # exp cannot overflow.
+            is_likely = not self._p_min or 1 / np.exp(scores - scores[best]).sum() >= self._p_min
+            yield int(candidates[best]) if is_likely else -1
+            before = best
 
     # -- states of layers with windows
     # ----------------------------------------------------------------------------------
@@ -275,3 +300,7 @@ class BlockModel(HeadRows):
     def close(self) -> None:
         self.greedy.close()
         super().close()
+
+
+def _is_token(token: int) -> bool:
+    return token >= 0

@@ -207,22 +207,32 @@ class KVState:
         return one, self.state_size(0) - one
 
     def _check_rows(self, seq: int, n: int, size: int) -> None:
-        """Raise ValueError unless ``seq`` of ``n`` tokens has them all, or a window those in
-        `window`.
+        """Raise ValueError unless llama.cpp still has all rows of ``seq`` that its next token
+        reads: ``n`` rows or, in layers with a window, the last ones. ``size`` is the
+        bytes of the sequence.
 
-        llama.cpp loads the rest of what a ring had into its first cells, so its bits come back at
-        certain counts only (`memory_check.find_resume_points`). No public function returns its
-        cells: a full one has as many tokens, one just loaded has the window's. Where a memory
-        forgets without notice, its last tokens add fewer bytes.
+        A sequence that lacks rows is saved and loaded without an error, and then gives other bits.
+        No public function lists the cells, so the rows are inferred from two numbers:
+
+        - Beyond the window, from the first position that is left. Sequences are saved there only at
+          counts at which the ring is full (`memory_check.find_resume_points`): it then has ``ring``
+          tokens, or only the window's if the sequence was just loaded.
+        - Otherwise from the size, which grows by the same bytes with each token. Where llama.cpp
+          has silently dropped rows, the last tokens have added less.
         """
-        (window, ring), (one, each) = self.window, self._sizes
+        window, ring = self.window
         if window and n > window:
-            minimum = int(api.llama_memory_seq_pos_min(self._memory, seq))
-            if minimum not in (n - ring, n - window):
+            first_left = int(api.llama_memory_seq_pos_min(self._memory, seq))
+            first_of_ring = n - ring
+            first_of_window = n - window
+            if first_left not in (first_of_ring, first_of_window):
+                n_left = n - first_left
                 raise ValueError(
-                    f"llama.cpp keeps {n - minimum} tokens of a window, where {ring} are expected"
+                    f"llama.cpp keeps {n_left} tokens of a window, where {ring} are expected"
                 )
-        elif size != one + each * (n - 1):
+            return
+        first_token_bytes, token_bytes = self._sizes
+        if size != first_token_bytes + token_bytes * (n - 1):
             raise ValueError(f"llama.cpp does not keep all of {n} tokens")
 
 

@@ -61,22 +61,13 @@ class Candidates:
         self.array.sorted = False
 
     def fill_best(self, logits: NDArray[np.float32], n_groups: int, n: int, also: Tokens) -> None:
-        """Reset to at least the ``n`` likeliest tokens of ``logits``, (n_vocab,), and to ``also``,
-        by id; see `fill`.
+        """Reset to the ``n`` likeliest tokens of ``logits``, shape (n_vocab,), and perhaps more,
+        and to ``also``, all in order of their ids; see `fill`.
 
-        Of ``n_groups`` > n equal ranges of tokens, at least n tokens reach the n-th largest
-        maximum.
+        Resets to all tokens if a NaN among ``logits`` keeps the search from finding ``n``.
         """
-        size = logits.size // n_groups
-        whole = n_groups * size
-        maxima = np.maximum.reduceat(logits[:whole], np.arange(0, whole, size))
-        bound = np.partition(maxima, n_groups - n)[n_groups - n]
-        groups = np.flatnonzero(~(maxima < bound))  # also those with a NaN
-        at = np.flatnonzero(logits[:whole].reshape(n_groups, size).take(groups, axis=0) >= bound)
-        ids = groups[at // size] * size + at % size
-        if whole < logits.size:
-            ids = np.concatenate((ids, whole + np.flatnonzero(logits[whole:] >= bound)))
-        if ids.size < n:  # a logit is NaN
+        ids = _find_likeliest(logits, n_groups, n)
+        if ids.size < n:
             return self.fill(logits)
         if also.size:
             ids = np.union1d(ids, also)
@@ -120,6 +111,32 @@ class Candidates:
         own = left["p"][left["id"] == token]
         best = [(int(left["id"][i]), float(left["p"][i])) for i in order if left["p"][i] > 0.0]
         return ((token, float(own[0]) if own.size else 1.0), *best)
+
+
+def _find_likeliest(logits: NDArray[np.float32], n_groups: int, n: int) -> NDArray[Any]:
+    """Return the ids, ascending, of all tokens whose logit reaches ``bound``: the ``n`` likeliest
+    and some more. Fewer than ``n`` are found only if a logit is NaN.
+
+    To order all logits for each token of a reply is slow. Instead they are cut into ``n_groups`` >
+    ``n`` groups of equal size, and only the maxima of groups are ordered. ``bound`` is the n-th
+    largest of these: n groups have a token that reaches it, so the n likeliest tokens all do.
+    """
+    group_size = logits.size // n_groups
+    n_grouped = n_groups * group_size
+    grouped = logits[:n_grouped]
+    rest = logits[n_grouped:]  # too few for another group
+    maxima = np.maximum.reduceat(grouped, np.arange(0, n_grouped, group_size))
+    index = n_groups - n  # of the n-th largest in ascending order
+    bound = np.partition(maxima, index)[index]
+    # Not `maxima >= bound`: the maximum of a group with a NaN is NaN, and is never >= anything,
+    # while other tokens of the group may reach the bound.
+    groups = np.flatnonzero(~(maxima < bound))
+    searched = grouped.reshape(n_groups, group_size).take(groups, axis=0)
+    places = np.flatnonzero(searched >= bound)
+    ids = groups[places // group_size] * group_size + places % group_size
+    if rest.size:
+        ids = np.concatenate((ids, n_grouped + np.flatnonzero(rest >= bound)))
+    return ids
 
 
 class GrammarCompiler:
