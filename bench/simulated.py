@@ -434,6 +434,21 @@ class Scripted:
         raise NotImplementedError
 
 
+def serve(
+    engine: Engine, backend: SizedBackend, prompt: Prompt, reply: Tokens
+) -> tuple[RequestStats, dict[str, float]]:
+    """Evaluate ``prompt`` on ``engine``, whose ``backend`` generates ``reply``.
+
+    Returns the engine's account, and the seconds of prefill, restores and saved states on each
+    device.
+    """
+    backend.reply = iter([*reply.tolist(), END])
+    before = dict(backend.seconds)
+    done = answered(engine, Request(prompt, max_tokens=reply.size + 1))
+    seconds = {name: after - before[name] for name, after in backend.seconds.items()}
+    return done.stats, seconds
+
+
 class Simulation(Scripted):
     """Answers with a separate engine; ``turns`` are the requests so far."""
 
@@ -457,12 +472,8 @@ class Simulation(Scripted):
 
     def answer(self, prompt: Prompt, reply: Tokens) -> None:
         """Evaluate ``prompt`` and return ``reply``."""
-        self._backend.reply = iter([*reply.tolist(), END])
-        before = dict(self._backend.seconds)
-        done = answered(self._engine, Request(prompt, max_tokens=reply.size + 1))
-        stats: RequestStats = done.stats
+        stats, seconds = serve(self._engine, self._backend, prompt, reply)
         shared = self.known.shared(prompt.tokens)
-        seconds = {name: after - before[name] for name, after in self._backend.seconds.items()}
         self.turns.append(Turn(len(prompt), shared, stats.n_evaluated, seconds))
         whole = as_tokens(np.concatenate([prompt.tokens, reply]))
         self.known.add(whole)

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from itertools import count
 from typing import cast
 
-from bench.common import answered
 from bench.gpu_seconds import Device
-from bench.simulated import END, SizedBackend
-from bench.traces.prompts import RecordedPrompt, SessionPrompts
+from bench.simulated import SizedBackend, serve
+from bench.traces.prompts import SessionPrompts
 from bench.traces.recording import RecordedRequest, Session
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.cache.costs import Costs
@@ -24,7 +23,6 @@ from pyctl.cache.ram import RamCache
 from pyctl.engine.backend import Backend
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.request import Request
 
 N_SEQS = 4
 """Sequences of the server, its default."""
@@ -157,8 +155,8 @@ class Household:
             done = arrived
             if fits:
                 began = max(arrived, free_from)
-                stats, prefill = self._answer(made)
-                first_token = began + prefill
+                stats, seconds = serve(self._engine, self._backend, made.prompt, made.reply)
+                first_token = began + seconds[self.card.device.name]
                 done = first_token + request.n_reply * DECODE_SECONDS
                 free_from = done
                 number = client.session.number
@@ -178,10 +176,3 @@ class Household:
             heapq.heappush(
                 arrivals, (now, order, _Client(session, SessionPrompts(session, MAX_REPLY_TOKENS)))
             )
-
-    def _answer(self, made: RecordedPrompt) -> tuple[RequestStats, float]:
-        """Return the engine's account and the seconds of prefill, restore and saved states."""
-        self._backend.reply = iter([*made.reply.tolist(), END])
-        before = self._backend.seconds[self.card.device.name]
-        done = answered(self._engine, Request(made.prompt, max_tokens=made.reply.size + 1))
-        return done.stats, self._backend.seconds[self.card.device.name] - before

@@ -70,14 +70,13 @@ class DeviceTier:
     Attributes:
         counts: Sums of rows for the metrics.
         copies: The copies of these rows in RAM.
-        limits: The sizes of segments, and of what may wait for the disk.
         locked: `RamCache.locked` of ``cache``.
     """
 
     def __init__(
         self, memory: SequenceMemory, cache: RamCache, limits: DeviceLimits = DeviceLimits()
     ) -> None:
-        self.limits = limits
+        self._piece_bytes = limits.piece_bytes
         self._memory = memory
         self._cache = cache
         self.counts = DeviceCounts()
@@ -150,7 +149,7 @@ class DeviceTier:
         A memory that cannot hold rows gets one range: all of its rows are in RAM in any case.
         """
         n_bytes = self._memory.shape.sizes.rows(first, seq.n) if self._memory.shape.can_hold else 0
-        piece_bytes = self.limits.piece_bytes
+        piece_bytes = self._piece_bytes
         maximum = seq.n
         if n_bytes > piece_bytes:
             maximum = max((seq.n - first) * piece_bytes // n_bytes, 1)

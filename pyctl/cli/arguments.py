@@ -400,7 +400,7 @@ def _read(
 def _settings(
     parsed: ParsedFlags, environ: Mapping[str, str], n_seqs: int, warnings: Sequence[str] = ()
 ) -> CommandSettings:
-    """Return the settings of ``argv``; ``n_seqs`` is the default number of sequences."""
+    """Return the settings of ``parsed``; ``n_seqs`` is the default number of sequences."""
     if parsed.values.get("n_seqs", -1) == -1:
         parsed = replace(
             parsed,

@@ -246,7 +246,7 @@ def reject_unsupported(values: Mapping[str, Any], not_done: Mapping[str, tuple[A
 
 
 def _member(values: Mapping[str, Any], path: str) -> Any:
-    """Return the member ``name`` of an object, or ``outer.inner``; None without one."""
+    """Return the member at ``path``, a name or ``outer.inner``; None without one."""
     outer, dot, inner = path.partition(".")
     value = values.get(outer)
     if not dot:

@@ -16,7 +16,7 @@ from pyctl.llama.fit.breakdown import ALL_GPUS
 from pyctl.llama.fit.context_fit import ContextRange, fitting_context, known_sum
 from pyctl.llama.fit.empty_model import EmptyModel, empty_model
 from pyctl.llama.fit.layer_fit import CpuShare, LayerSizes
-from pyctl.llama.fit.places import HOST, ByPlace, MemoryPlaces
+from pyctl.llama.fit.places import HOST, ByPlace, MemoryPlaces, UsageByPlace
 from pyctl.llama.library.devices import devices, host_available
 from pyctl.llama.settings.draft_settings import FEATURE_TYPES, DraftSettings
 from pyctl.llama.settings.memory_plan import MIB, MemoryPlan
@@ -106,23 +106,22 @@ class DryRun:
         if breakdown.core is not None and self._places.are_all_local_gpus(usage):
             copies = Counter({place: size // n_seqs for place, size in last_states.items()})
             states = last_states + copies
-        parts = {
-            "weights": usage.weights,
-            "kv": usage.kv,
-            "states": states,
-            "compute": usage.compute,
-            "state_history": Counter(
-                {place: size * n_earlier for place, size in last_states.items()}
-            ),
-            "drafts": drafts,
-            "vision": self._vision,
-        }
+        earlier_states = {place: size * n_earlier for place, size in last_states.items()}
+        in_all = UsageByPlace(
+            weights=usage.weights,
+            kv=usage.kv,
+            states=states,
+            compute=usage.compute,
+            state_history=Counter(earlier_states),
+            drafts=drafts,
+            vision=self._vision,
+        )
         return MemoryPlan(
             cost.n_cells,
             n_seqs,
             usage.kv.total() / cost.n_cells,
             last_states.total() // n_seqs,
-            tuple(self._places.with_bytes(parts)),
+            tuple(self._places.in_use(in_all)),
             self._model.layer_devices,
             n_earlier,
             n_ctx_train=self.n_ctx_train,

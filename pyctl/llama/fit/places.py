@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, repeat
 from typing import NamedTuple, TypeAlias
 
@@ -12,7 +12,7 @@ from pyctl.llama.fit.breakdown import ALL_GPUS, Parts
 from pyctl.llama.library.devices import Device
 from pyctl.llama.settings.memory_plan import Place, Usage
 
-__all__ = ["HOST", "ByPlace", "ContextUsage", "MemoryPlaces"]
+__all__ = ["HOST", "ByPlace", "ContextUsage", "MemoryPlaces", "UsageByPlace"]
 
 HOST = "host"
 
@@ -33,6 +33,31 @@ class ContextUsage(NamedTuple):
         for part, size in zip(self, sizes, strict=True):
             if size:
                 part[place] += size
+
+
+@dataclass(frozen=True)
+class UsageByPlace:
+    """The memory of a model by place, in the parts of a `Usage`."""
+
+    weights: ByPlace = field(default_factory=Counter)
+    kv: ByPlace = field(default_factory=Counter)
+    states: ByPlace = field(default_factory=Counter)
+    compute: ByPlace = field(default_factory=Counter)
+    state_history: ByPlace = field(default_factory=Counter)
+    drafts: ByPlace = field(default_factory=Counter)
+    vision: ByPlace = field(default_factory=Counter)
+
+    def at(self, place: str) -> Usage:
+        """Return the memory at ``place``."""
+        return Usage(
+            weights=self.weights[place],
+            kv=self.kv[place],
+            states=self.states[place],
+            compute=self.compute[place],
+            state_history=self.state_history[place],
+            drafts=self.drafts[place],
+            vision=self.vision[place],
+        )
 
 
 @dataclass(frozen=True)
@@ -95,17 +120,12 @@ class MemoryPlaces:
         elsewhere = {HOST, *(gpu.name for gpu in self.gpus if gpu.is_remote)}
         return not elsewhere & {*usage.kv, *usage.states}
 
-    def with_bytes(self, parts: Mapping[str, ByPlace]) -> Iterator[Place]:
-        """Yield the places with memory of ``parts``, by the names of `Usage`; the host last."""
+    def in_use(self, usage_by_place: UsageByPlace) -> Iterator[Place]:
+        """Yield the GPUs that have some of ``usage_by_place``, and the host last."""
         margins = chain(self.margins, repeat(self.margins[-1]))
         for gpu in self.gpus:
-            usage = _usage_at(gpu.name, parts)
+            usage = usage_by_place.at(gpu.name)
             if usage.total:
                 yield Place(gpu.name, True, usage, gpu.free, margin=next(margins))
-        usage = _usage_at(HOST, parts)
+        usage = usage_by_place.at(HOST)
         yield Place(HOST, False, usage, self.host_free, is_mapped=self.is_mapped)
-
-
-def _usage_at(place: str, parts: Mapping[str, ByPlace]) -> Usage:
-    """Return the memory of ``parts`` at ``place``, by the names of `Usage`."""
-    return Usage(**{name: sizes[place] for name, sizes in parts.items()})

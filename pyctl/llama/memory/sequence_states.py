@@ -87,7 +87,17 @@ class SequenceStates(Protocol):
         """Record that ``seq`` was cut: its next states share nothing with earlier ones."""
 
 
-class AttentionStates:
+class _SeparateStates:
+    """States of which none shares rows with another."""
+
+    def keep(self, seq: int, state: State) -> None:
+        """Do nothing: states share no rows."""
+
+    def forget(self, seq: int) -> None:
+        """Do nothing: states share no rows."""
+
+
+class AttentionStates(_SeparateStates):
     """States of a memory whose rows suffice: all are empty."""
 
     kind: Kind = "attention"
@@ -103,14 +113,21 @@ class AttentionStates:
     def to_load(self, state: State) -> LoadedState | None:
         return None
 
-    def keep(self, seq: int, state: State) -> None:
-        """Do nothing: states share no rows."""
 
-    def forget(self, seq: int) -> None:
-        """Do nothing: states share no rows."""
+class _SingleBlockStates(_SeparateStates):
+    """States that are one block each, of the size that ``kv`` returns for a sequence now."""
+
+    def __init__(self, kv: KVState) -> None:
+        self._kv = kv
+
+    def n_bytes(self, seq: int, ends: Sequence[int] = ()) -> int:
+        return max(len(ends), 1) * self._kv.state_size(seq)
+
+    def to_load(self, state: State) -> LoadedState | None:
+        return LoadedState(state.recurrent)
 
 
-class RecurrentStates:
+class RecurrentStates(_SingleBlockStates):
     """States of one size, in ``n_state_history`` planes of `llama_memory_recurrent` besides the
     last.
     """
@@ -118,29 +135,17 @@ class RecurrentStates:
     kind: Kind = "hybrid"
 
     def __init__(self, kv: KVState, n_state_history: int) -> None:
-        self._kv = kv
+        super().__init__(kv)
         self.n_state_history = n_state_history
 
     @property
     def fixed_bytes(self) -> int:
         return self._kv.state_size(0)
 
-    def n_bytes(self, seq: int, ends: Sequence[int] = ()) -> int:
-        return max(len(ends), 1) * self._kv.state_size(seq)
-
     def save(self, seq: int, n: int, draft: Block) -> State:
         block = allocate(self._kv.state_size(seq))
         checked(self._kv.save_state, seq, n, block)
         return State.from_parts(block, draft)
-
-    def to_load(self, state: State) -> LoadedState | None:
-        return LoadedState(state.recurrent)
-
-    def keep(self, seq: int, state: State) -> None:
-        """Do nothing: states share no rows."""
-
-    def forget(self, seq: int) -> None:
-        """Do nothing: states share no rows."""
 
 
 class WindowedStates:
@@ -201,33 +206,18 @@ class WindowedStates:
         self._windows.forget(seq)
 
 
-class OpaqueStates:
+class OpaqueStates(_SingleBlockStates):
     """Whole sequences in llama.cpp's own form; their size grows with the tokens."""
 
     kind: Kind = "opaque"
     fixed_bytes = VARYING
     n_state_history = 0
 
-    def __init__(self, kv: KVState) -> None:
-        self._kv = kv
-
-    def n_bytes(self, seq: int, ends: Sequence[int] = ()) -> int:
-        return max(len(ends), 1) * self._kv.state_size(seq)
-
     def save(self, seq: int, n: int, draft: Block) -> State:
         # llama.cpp writes the block itself, and must not copy across two pinned ranges.
         block = allocate(self._kv.state_size(seq), pinned=False)
         checked(self._kv.save_state, seq, n, block)
         return State.from_parts(block, draft)
-
-    def to_load(self, state: State) -> LoadedState | None:
-        return LoadedState(state.recurrent)
-
-    def keep(self, seq: int, state: State) -> None:
-        """Do nothing: states share no rows."""
-
-    def forget(self, seq: int) -> None:
-        """Do nothing: states share no rows."""
 
 
 def states_of(kv: KVState, n_state_history: int) -> SequenceStates:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pyctl.cache.cache_stats import RequestStats
+from pyctl.cache.device_limits import DeviceLimits
 from pyctl.cache.disk_policy import DiskPolicy
 from pyctl.cache.lookup import CacheLookup, CachePlan
 from pyctl.cache.plan import batch_ends
@@ -74,10 +75,12 @@ class Steps:
         exact: bool = False,
         can_hold: bool = False,
         n_cells: int = 0,
+        limits: DeviceLimits = DeviceLimits(),
     ) -> None:
         self.memory = FakeBackend(kind, n_seqs=2, can_hold=can_hold, n_cells=n_cells)
         self.ram = RamCache(0, budget)
-        self.cache = PrefixCache(self.memory, self.ram, EngineSettings(exact=exact), disk)
+        settings = EngineSettings(exact=exact, device=limits)
+        self.cache = PrefixCache(self.memory, self.ram, settings, disk)
         self.seq = LiveSequence(0, CAPACITY)
 
     def lookup(

@@ -158,9 +158,8 @@ def test_before_the_device_is_freed_everything_is_in_ram() -> None:
 
 
 def test_long_rows_are_split_at_batch_ends() -> None:
-    steps = Steps(can_hold=True)
-    row = steps.memory.shape.sizes.row
-    steps.cache.device.limits = DeviceLimits(piece_bytes=150 * row)
+    row = Steps(can_hold=True).memory.shape.sizes.row
+    steps = Steps(can_hold=True, limits=DeviceLimits(piece_bytes=150 * row))
     prompt = prompt_of(1, 400)
     steps.evaluate(prompt.tokens)
     steps.cache.saver.save(steps.seq, steps.plan_of(prompt), RequestStats(400))
@@ -183,8 +182,8 @@ def test_a_memory_that_holds_nothing_copies_at_once() -> None:
 
 
 def test_a_save_that_fails_leaves_no_held_rows() -> None:
-    steps = Steps(can_hold=True)
-    steps.cache.device.limits = DeviceLimits(piece_bytes=100 * steps.memory.shape.sizes.row)
+    row = Steps(can_hold=True).memory.shape.sizes.row
+    steps = Steps(can_hold=True, limits=DeviceLimits(piece_bytes=100 * row))
     prompt = prompt_of(1, 400)
     steps.evaluate(prompt.tokens)
     real = steps.memory.save_rows

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pyctl.chat.call_formats.call_format import CallFormat
+from pyctl.chat.call_formats.tag_delimiters import TagDelimiters
 from pyctl.chat.reply import ParsedReply, ReplyPart, ReplySplitter
 from pyctl.chat.tool_definitions import Tools
 from tests.functions import function
@@ -25,6 +26,16 @@ CALL_ID = "Ab3dEf7hI"
 STOP_TOOL = {"name": "stop", "description": "", "parameters": {"type": "object", "properties": {}}}
 LOOK_UP = function("look_up", **PROPERTIES)
 LOOK_UP["function"]["parameters"]["$defs"] = {"place": {"type": "object"}}
+KEY_TAGS = TagDelimiters(
+    open="<call>",
+    key_open="<key>",
+    key_end="</key>",
+    value_opens=("<value>",),
+    value_end="</value>",
+    close="</call>",
+)
+"""Calls whose arguments are keys and values between tags."""
+
 TOOLS = Tools.from_request([LOOK_UP, {"type": "function", "function": STOP_TOOL}])
 
 Parsed = tuple[str, str, list[tuple[str, str]]]

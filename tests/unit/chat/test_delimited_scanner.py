@@ -12,9 +12,9 @@ from pyctl.chat.call_formats.delimiters import CallDelimiters
 from pyctl.chat.call_formats.literal_delimiters import LiteralDelimiters
 from pyctl.chat.call_formats.name_delimiters import NameDelimiters
 from pyctl.chat.call_formats.object_delimiters import ObjectDelimiters
-from pyctl.chat.call_formats.tag_delimiters import TagDelimiters
 from pyctl.chat.reply import ParsedReply
 from pyctl.chat.tool_definitions import Tool, Tools
+from tests.unit.chat.parsing import KEY_TAGS
 
 TOOLS = Tools(
     (
@@ -25,14 +25,6 @@ TOOLS = Tools(
 OBJECTS = ObjectDelimiters(open="<call>\n", close="\n</call>")
 NAMES = NameDelimiters(open="<call>", parts=(None, "<sep>"), close="</call>")
 KNOWN = NameDelimiters(open="```", parts=(None, "\n"), is_known=True)
-TAGS = TagDelimiters(
-    open="<call>",
-    key_open="<key>",
-    key_end="</key>",
-    value_opens=("<value>",),
-    value_end="</value>",
-    close="</call>",
-)
 LITERALS = LiteralDelimiters(begin="[", end="]", between=", ", round=True, separator="=")
 
 
@@ -54,10 +46,10 @@ def read(delimiters: CallDelimiters, text: str, n: int) -> ParsedReply:
         (OBJECTS, '<call>{"arguments": {"a": 1}, "name": "f"}</call>', {"a": 1}),
         (OBJECTS, '<call>{"name": "f", "arguments": {"a": 1}, "x": 2}</call>', {"a": 1}),
         (NAMES, '<call>f<sep>{"a": 1}</call>', {"a": 1}),
-        (TAGS, "<call>f<key>a</key><value>1</value></call>", {"a": 1}),
-        (TAGS, "<call>f<key>b</key><value>1</value></call>", {"b": "1"}),
-        (TAGS, "<call>f<key>b</key><value>a </value> b</value></call>", {"b": "a </value> b"}),
-        (TAGS, "<call>f</call>", {}),
+        (KEY_TAGS, "<call>f<key>a</key><value>1</value></call>", {"a": 1}),
+        (KEY_TAGS, "<call>f<key>b</key><value>1</value></call>", {"b": "1"}),
+        (KEY_TAGS, "<call>f<key>b</key><value>a </value> b</value></call>", {"b": "a </value> b"}),
+        (KEY_TAGS, "<call>f</call>", {}),
         (LITERALS, "[f(a=1, b='x')]", {"a": 1, "b": "x"}),
     ],
 )
@@ -78,7 +70,7 @@ def test_a_call_between_texts(
         (OBJECTS, "<call> is a tag"),
         (NAMES, "<call>what is this?"),
         (KNOWN, '```json\n{"a": 1}'),
-        (TAGS, "<call>this is none"),
+        (KEY_TAGS, "<call>this is none"),
     ],
 )
 def test_other_texts_stay_content(delimiters: CallDelimiters, text: str, n: int) -> None:

@@ -7,6 +7,7 @@ import pytest
 from pyctl.chat.call_formats.delimiters import CallHead
 from pyctl.chat.call_formats.tag_delimiters import TagDelimiters
 from pyctl.chat.tool_definitions import Tool, Tools
+from tests.unit.chat.parsing import KEY_TAGS
 
 NAMED = TagDelimiters(
     begin="<calls>\n",
@@ -18,14 +19,6 @@ NAMED = TagDelimiters(
     close="</f>\n",
     end="</calls>",
 )
-BARE = TagDelimiters(
-    open="<call>",
-    key_open="<key>",
-    key_end="</key>",
-    value_opens=("<value>",),
-    value_end="</value>",
-    close="</call>",
-)
 
 
 @pytest.mark.parametrize(
@@ -33,8 +26,8 @@ BARE = TagDelimiters(
     [
         (NAMED, "<f=g>\n<p=a>", "<p=a>"),
         (NAMED, "<f=g></f>", "</f>"),
-        (BARE, "<call>g<key>a", "<key>a"),
-        (BARE, "<call> g\n</call>", "</call>"),
+        (KEY_TAGS, "<call>g<key>a", "<key>a"),
+        (KEY_TAGS, "<call> g\n</call>", "</call>"),
     ],
 )
 def test_the_head_ends_at_the_first_tag(delimiters: TagDelimiters, text: str, rest: str) -> None:
@@ -45,16 +38,16 @@ def test_the_head_ends_at_the_first_tag(delimiters: TagDelimiters, text: str, re
 
 @pytest.mark.parametrize("text", ["g<key>a", "<call>g and more"])
 def test_other_texts_are_no_call(text: str) -> None:
-    assert BARE.head(text, 0) == CallHead()
+    assert KEY_TAGS.head(text, 0) == CallHead()
 
 
 def test_an_ambiguous_opener_counts_only_with_the_name_of_a_tool() -> None:
     tools = Tools((Tool("g", {}), Tool("h", {})))
     assert list(NAMED.other_openers(tools)) == ["<f=g>", "<f=h>"]
-    assert list(BARE.other_openers(tools)) == []
+    assert list(KEY_TAGS.other_openers(tools)) == []
 
 
 def test_a_value_ends_before_one_of_three_tags() -> None:
     assert NAMED.after_value == ("<p=", "</f>", "</calls>")
     assert NAMED.has_lines
-    assert not BARE.has_lines
+    assert not KEY_TAGS.has_lines

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from pyctl.llama.fit.places import HOST, MemoryPlaces
+from pyctl.llama.fit.places import HOST, MemoryPlaces, UsageByPlace
 from pyctl.llama.library.devices import Device
 from pyctl.llama.settings.memory_plan import Place, Usage
 
@@ -54,7 +54,8 @@ def test_gpus_share_what_they_have_together(
 
 
 def test_margins_go_to_the_gpus_in_use() -> None:
-    found = list(PLACES.with_bytes({"kv": Counter({"CUDA1": 7}), "weights": Counter({HOST: 9})}))
+    usage = UsageByPlace(kv=Counter({"CUDA1": 7}), weights=Counter({HOST: 9}))
+    found = list(PLACES.in_use(usage))
     assert found == [
         Place("CUDA1", True, Usage(kv=7), 1_000, margin=10),
         Place(HOST, False, Usage(weights=9), 500, is_mapped=True),
@@ -62,7 +63,7 @@ def test_margins_go_to_the_gpus_in_use() -> None:
     third = replace(GPUS[0], name="CUDA2")
     all_in_use = Counter({"CUDA0": 1, "CUDA1": 1, "CUDA2": 1})
     places = replace(PLACES, gpus=(*GPUS, third))
-    margins = [place.margin for place in places.with_bytes({"kv": all_in_use})]
+    margins = [place.margin for place in places.in_use(UsageByPlace(kv=all_in_use))]
     assert margins == [10, 20, 20, 0]
 
 
