@@ -6,11 +6,13 @@ python -m bench.request_path [--list]
 Runs `pyctl serve` on the built-in model in this process and follows one streamed chat completion,
 from the socket to the last byte, on every thread. A hop is a function of another module being
 called, counted once however often that happens. A stay is a module that is entered or returned to
-before the engine has the request.
+before the engine has the request, counted on each thread alone: the order in which two threads take
+turns is chance.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -36,8 +38,10 @@ BODY = {
     "stream": True,
 }
 
-
 QUIET_SECONDS = 2.0
+
+REQUEST_TASKS = ("_accept_connection2", "run_asgi")
+"""Coroutines of asyncio and of uvicorn in whose tasks a connection and its request are handled."""
 
 
 class Trace:
@@ -48,13 +52,18 @@ class Trace:
     def __init__(self) -> None:
         self.on = False
         self.hops: dict[tuple[str, str, str], None] = {}
-        self.preparing: list[str] = []
-        """Modules in the order in which they are entered and returned to."""
+        self.loop_stays: list[str] = []
+        """Modules in the order in which the request's task on the event loop enters and returns to
+        them.
+        """
+
+        self.thread_stays: list[str] = []
+        """The same for the thread that reads the request."""
 
         self.n_request_calls = 0
         """Calls on the threads that read requests and prepare next prompts, also while off."""
 
-        self._submitted = False
+        self.submitted = False
         self._names: dict[CodeType, str] = {}
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
@@ -69,13 +78,14 @@ class Trace:
             self.n_request_calls += 1
         if not self.on:
             return
-        if not self._submitted and threading.current_thread().name != "pyctl-engine":
-            self._submitted = frame.f_code.co_name == "submit"
+        stays = self._stays_of_this_thread()
+        if stays is not None and not self.submitted:
+            self.submitted = frame.f_code.co_name == "submit"
             now = frame if event == "call" else frame.f_back
             if now is not None and now.f_code.co_filename.startswith(PACKAGE):
                 module = self._module(now.f_code)
-                if not self.preparing or self.preparing[-1] != module:
-                    self.preparing.append(module)
+                if not stays or stays[-1] != module:
+                    stays.append(module)
         if event != "call":
             return
         caller = frame.f_back
@@ -85,6 +95,19 @@ class Trace:
         here = self._module(caller.f_code) if caller is not None else "socket"
         if here != there and not frame.f_code.co_name.startswith("<"):
             self.hops[here, there, frame.f_code.co_name] = None
+
+    def _stays_of_this_thread(self) -> list[str] | None:
+        """Return the list for the running thread; None if it does not prepare the request.
+
+        On the event loop only the tasks of the connection and of the request do. Others, such as
+        the one that waits for the client to leave and the server's tick, run in between at any
+        time.
+        """
+        if threading.current_thread().name == "pyctl-request":
+            return self.thread_stays
+        if _task_name() in REQUEST_TASKS:
+            return self.loop_stays
+        return None
 
     def _module(self, code: CodeType) -> str:
         name = self._names.get(code)
@@ -97,6 +120,17 @@ class Trace:
             )
             self._names[code] = name
         return name
+
+
+def _task_name() -> str:
+    """Return the name of the coroutine that this thread's event loop runs as a task; empty without
+    one.
+    """
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # no event loop runs in this thread
+        return ""
+    return getattr(task.get_coro(), "__name__", "") if task is not None else ""
 
 
 def wait_until_quiet(trace: Trace) -> None:
@@ -154,18 +188,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     run(["serve", "--port", str(port), "-c", "4096", "-t", "1", "-lv", "1"])
     sys.setprofile(None)
     threading.setprofile(None)
-    if not trace.hops:
+    if not trace.submitted:
         raise SystemExit("no request was followed")
     if options.list:
         for here, there, function in trace.hops:
             print(f"{here} -> {there}:{function}")
+    stays = trace.loop_stays + trace.thread_stays
     rows = [
-        (
-            "from the socket to the engine's queue",
-            "stays",
-            len(trace.preparing),
-            len(set(trace.preparing)),
-        ),
+        ("from the socket to the engine's queue", "stays", len(stays), len(set(stays))),
         (
             "all the way, each call once",
             "hops",

@@ -12,8 +12,8 @@ import subprocess
 
 from pyctl.processes.module_command import module_command
 
-STAYS = 118
-MODULES = 36
+STAYS = 113
+MODULES = 35
 """Before the engine has the request."""
 
 
