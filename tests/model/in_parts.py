@@ -101,6 +101,9 @@ def saved_at(backend: LlamaBackend, n: int) -> tuple[Rows, State]:
 
 
 def main(library: str, path: str, kind: str) -> None:
+    """Compare a model split by tensors over two devices with one split by layers and one on the
+    host: plans, restores, bytes of blocks, and blocks of one split restored in the other.
+    """
     api.llama_backend_init()
     ctypes.CDLL(library).add_devices()
     drafts = DraftSettings(draft_types=("draft-mtp",) if "nextn" in path else ("ngram-mod",))

@@ -80,6 +80,7 @@ class Served:
         ram: int | None = None,
         **settings: Any,
     ):
+        """Load the model and build the application on it."""
         model = ModelSettings(path=str(path), n_ctx=8192, n_ubatch=128, n_threads=1, n_seqs=n_seqs)
         loaded = load(model)
         engine_settings = EngineSettings(exact=exact, prewarm=PrewarmDelays(quiet=0.0))
@@ -175,6 +176,7 @@ def responses(server: Served, question: str, before: Any) -> Any:
 
 
 def streamed(server: Served, question: str, before: Any) -> Any:
+    """Hold one turn in a stream. Return the messages of the next one, without the reasoning."""
     messages = [
         *(before or [{"role": "system", "content": SYSTEM}]),
         {"role": "user", "content": question},
@@ -215,6 +217,9 @@ def test_turn_two_evaluates_only_the_new_message(api: Any, serve: Callable[..., 
 
 
 def test_the_terminals_chat_likewise(serve: Callable[..., Served]) -> None:
+    """The chat at the terminal has the next turn made ready as the APIs do, and evaluates its new
+    message only.
+    """
     from dataclasses import replace
 
     evaluated = {}
@@ -317,6 +322,9 @@ def test_no_prewarm_for_raw_prompts_uncached_or_several_choices(
 
 
 def test_a_head_is_made_ready_before_it_is_needed(serve: Callable[..., Served]) -> None:
+    """A warm-up leaves a head from which the first request evaluates its question only; a second
+    warm-up evaluates nothing, and none counts as a request.
+    """
     server = serve(warm_next=False)
     head = {"messages": [{"role": "system", "content": SYSTEM * 10}], "tools": [TOOL]}
     body = server.post("/cache/prewarm", head)

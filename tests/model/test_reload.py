@@ -71,6 +71,9 @@ def test_a_reload_frees_the_vocabulary_of_what_it_replaces(
     living: set[int],
     run: Callable[[str], Models],
 ) -> None:
+    """Each reload frees weights and vocabulary of the model that it replaces: a server that is
+    reloaded often does not grow.
+    """
     preset = tmp_path / "models.ini"
     model = model_path("tiny-hybrid")
     models = run(text_of(model, 512))
@@ -96,6 +99,9 @@ def test_a_model_whose_file_was_replaced_is_loaded_from_the_new_one(
     is_loaded: bool,
     reloads: bool,
 ) -> None:
+    """A file that was replaced is loaded anew, with or without a reload in between, and a reload
+    without a change keeps the loaded model.
+    """
     file = tmp_path / "it.gguf"
     shutil.copy(model_path("tiny-hybrid"), file)
     models = run(f"[it]\nmodel = {file}\nc = 512\nt = 1\n")

@@ -45,6 +45,10 @@ def prewarm(engine: Engine, prompt: Prompt) -> RequestHandle:
 
 @pytest.mark.parametrize("kind", ["hybrid", "attention", "opaque"])
 def test_a_batch_that_is_broken_off_is_evaluated_later(kind: str) -> None:
+    """A background batch that is broken off leaves the sequence where it was, and the next step
+    evaluates it again: preemption delays the prompt and changes no token. An opaque state cannot go
+    back, so it finishes its batch.
+    """
     backend = FakeBackend(kind)
     prompt = prompt_of(500)  # type: ignore[arg-type]
     expected = cold(FakeBackend(kind), prompt, 5).tokens  # type: ignore[arg-type]
@@ -195,6 +199,9 @@ def test_a_device_that_asks_nobody_is_looked_at_between_its_layers(
 def test_a_request_breaks_off_what_runs(
     open_model: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A request that arrives during a background evaluation interrupts it exactly once, so that its
+    client does not wait for a batch of the background.
+    """
     backend = open_model("tiny-hybrid", n_ubatch=N).backend
     backend.evaluate(0, prompt_of(N).tokens, 0)  # as any start does
     backend.memory.clear(0)

@@ -15,6 +15,9 @@ from tests.unit.engine.drive import ask, chat
 
 
 def test_fifty_turns_in_four_branches(open_model: Callable[..., Loaded]) -> None:
+    """Each row that branches share is kept once: RAM is within 5 % of one row for each distinct
+    position and one state for each snapshot. Copies of shared rows would multiply it by the turns.
+    """
     backend = open_model("tiny-hybrid", n_ctx=16384).backend
     backend.memory.clear(0)
     engine = Engine(backend, RamCache(256, None), EngineSettings(exact=True))

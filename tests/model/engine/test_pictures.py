@@ -100,6 +100,7 @@ def prompt_of(loaded: Loaded, *parts: str | ImageFile) -> Prompt:
 
 
 def conversations(loaded: Loaded) -> dict[str, Prompt]:
+    """Return prompts by title that share an image, a size, or text with one another."""
     answered = [f"What is in this picture?{END}{REPLY}A tree.{END}{USER}", C]
     return {
         "A, a question": prompt_of(loaded, HEAD + USER, A, f"What is in this picture?{END}{REPLY}"),
@@ -198,6 +199,9 @@ def test_a_cancelled_prefill_goes_on_and_leaves_no_half_image(opened: Open) -> N
 def test_a_failing_encoder_leaves_the_cache_as_it_was(
     opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """An encoder that fails costs its own request only: earlier snapshots stay, and the same prompt
+    gets the cold reply afterwards.
+    """
     loaded = opened()
     engine = Engine(loaded.backend, RamCache(32, None), EXACT)
     text = prompt_of(loaded, HEAD + USER + f"Hello{END}{REPLY}")

@@ -37,6 +37,9 @@ def n_evaluated(reply: Reply) -> int:
 @pytest.mark.parametrize("kind", ["hybrid", "opaque", "attention"])
 @pytest.mark.parametrize("can_hold", [False, True])
 def test_an_equal_prompt_evaluates_nothing(kind: str, exact: bool, can_hold: bool) -> None:
+    """A prompt that was evaluated before, live or after another one, is answered from its kept
+    output with the cold run's tokens; a longer prompt does not take that output for its own.
+    """
     backend = FakeBackend(kind, can_hold=can_hold and kind != "opaque")
     settings = EngineSettings(exact=exact)
     prompt = prompt_of(1, 300, (120, 290))
@@ -159,6 +162,9 @@ def test_an_end_far_behind_the_last_batch_takes_room_that_others_have() -> None:
 
 
 def test_a_snapshot_that_is_dropped_takes_the_ends_behind_it_along() -> None:
+    """An end needs the snapshot below it, so dropping that snapshot drops the end; dropping an end
+    by its name touches no other.
+    """
     engine = Engine(FakeBackend(), RamCache(0, None), EngineSettings(min_step=0))
     admin = EngineAdmin(AtOnce(), engine)  # type: ignore[arg-type]
     cache = engine.prefix_cache.cache

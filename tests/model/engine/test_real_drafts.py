@@ -121,6 +121,9 @@ def collected(handle: RequestHandle) -> tuple[list[int], list[Any], str, str]:
 def test_with_one_width_no_draft_changes_a_bit(
     drafting: Callable[..., LlamaBackend], name: str, how: str
 ) -> None:
+    """Right, wrong, missing and composed drafts in batches of one width give the tokens,
+    probabilities, text and end of a run without drafts, for every sampler.
+    """
     backend = drafting(name)
     fields = SAMPLINGS[how]
     prompt = prompt_for(

@@ -46,6 +46,10 @@ def chat(engine: Engine, tokens: list[int], n: int = 0) -> Reply:
 def test_a_reply_goes_on_from_any_of_its_tokens_as_if_it_had_ended_there(
     name: str, is_live: bool, open_model: Callable[..., Loaded]
 ) -> None:
+    """A prompt that keeps a part of a reply evaluates the new tokens only, with the logits of a run
+    that ended there. Where a state is needed, or with --exact, it goes back to the batches of a
+    cold run.
+    """
     name, _, exact = name.partition(" ")
     backend = open_model(name).backend if name.startswith("tiny") else FakeBackend("attention")
 

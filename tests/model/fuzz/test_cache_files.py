@@ -96,6 +96,7 @@ def changes(draw: st.DrawFn, n_files: int) -> list[tuple[Any, ...]]:
 def change(
     file: RawFile, names: list[str], what: str, which: int, number: int, data: bytes, real: float
 ) -> None:
+    """Apply one change to ``file`` in place; ``names`` are the names of all files."""
     part = file.parts[which % len(file.parts)]
     if what == "number":
         setattr(file, ("start", "end")[which % 2], number)
@@ -185,6 +186,7 @@ class FuzzedCache:
 def bench(
     request: pytest.FixtureRequest, model_path: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[FuzzedCache]:
+    """Yield a cache that a real model has written, and the reply that it must not change."""
     directory = tmp_path_factory.mktemp("fuzzed")
     path = str(model_path(request.param))
     drafts = DraftSettings(draft_types=("draft-mtp",) if request.param.endswith("-nextn") else ())
@@ -225,6 +227,9 @@ def refused(bench: FuzzedCache, is_lost: bool, recovers: bool) -> None:
 def test_a_file_that_lies_is_a_miss_and_never_another_reply(
     bench: FuzzedCache, data: st.DataObject
 ) -> None:
+    """Cache files with valid checksums and any false numbers are refused or harmless: the reply
+    stays that of a cold run, since files may come from a shared directory or a damaged disk.
+    """
     shutil.rmtree(bench.directory, ignore_errors=True)
     shutil.copytree(bench.pristine, bench.directory)
     files = [bench.directory / path.relative_to(bench.pristine) for path in bench.files]

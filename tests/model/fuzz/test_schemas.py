@@ -63,6 +63,7 @@ REFERENCES = st.sampled_from(
 
 
 def keywords(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Return schemas of any keywords, whose parts are ``inner`` schemas."""
     schemas = st.lists(inner, max_size=3)
     named = st.dictionaries(NAMES, inner, max_size=3)
     known: dict[str, st.SearchStrategy[Any]] = {
@@ -104,6 +105,9 @@ SCHEMAS = st.recursive(keywords(st.just({})), keywords, max_leaves=8)
 @fuzzed
 @given(SCHEMAS, st.integers(0, 1 << 30))
 def test_any_schema_is_refused_or_binds(model: Loaded, schema: Any, seed: int) -> None:
+    """Any JSON as a schema gets a clear refusal, or a grammar by which a finished reply is JSON;
+    neither crashes the process that serves all clients.
+    """
     ends = model.tokenizer.end_tokens()
     rng = random.Random(seed)
     said = b""

@@ -18,6 +18,9 @@ from tools.generator import TINY_RERANK, cached_model
 def test_a_text_is_ranked_alike_in_one_batch_and_in_many(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
+    """Class probabilities do not depend on the size of a batch, nor on texts that were ranked
+    between; a text beyond the context is refused.
+    """
     path: Path = cached_model(TINY_RERANK, tmp_path_factory.mktemp("models"))
     tokens = as_tokens(np.random.default_rng(3).integers(0, 256, 300).tolist())
     scores = []
@@ -43,6 +46,9 @@ def test_a_text_is_ranked_alike_in_one_batch_and_in_many(
 
 
 def test_a_model_without_a_memory_ranks_what_fits_into_a_batch(tmp_path: Path) -> None:
+    """A BERT without a cache cannot continue a batch, so a text beyond one is refused and the rest
+    is ranked by its tokens.
+    """
     write_tiny_bert(tmp_path / "bert.gguf")
     settings = ModelSettings(
         str(tmp_path / "bert.gguf"), n_ubatch=64, n_threads=1, embeddings=True, pooling="rank"

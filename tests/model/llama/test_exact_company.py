@@ -201,6 +201,9 @@ def test_replies_that_take_turns(backend_of: Callable[..., LlamaBackend], shape:
 def test_a_sequence_from_a_file(
     backend_of: Callable[..., LlamaBackend], shape: str, tmp_path: Path
 ) -> None:
+    """A sequence restored from a slot file beside a running reply is answered as by a cold run; a
+    file that was saved without --exact has no batch ends, and replies are still exact.
+    """
     backend = backend_of(shape)
     engine = engine_on(backend)
     admin = admin_of(engine)

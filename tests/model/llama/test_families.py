@@ -337,6 +337,9 @@ def test_windows_that_are_still_on_their_way_come_back_as_they_were(
 def test_neighbours_share_the_rows_of_a_window(
     name: str, open_family: Callable[..., Loaded]
 ) -> None:
+    """Snapshots whose windows overlap share the blocks of these rows, and a restored window is
+    already kept: each snapshot with its own window would take many times the RAM.
+    """
     backend = open_family(name).backend
     states = list[State]()
     start = 0
@@ -368,6 +371,9 @@ def test_neighbours_share_the_rows_of_a_window(
 def test_room_is_planned_for_the_rows_that_a_state_copies(
     name: str, open_family: Callable[..., Loaded]
 ) -> None:
+    """The planned size of the next states is what saving them then takes, so the cache evicts
+    enough before, and no more than needed.
+    """
     memory = (backend := open_family(name).backend).memory
     states = list[State]()
     start = 0
@@ -403,6 +409,9 @@ def test_room_is_planned_for_the_rows_that_a_state_copies(
 def test_a_slot_file_has_all_parts(
     name: str, open_family: Callable[..., Loaded], tmp_path: Path
 ) -> None:
+    """A slot file of a memory of several parts restores all of them, with the batch ends: the next
+    logits are the same to the bit.
+    """
     backend = open_family(name).backend
     path = tmp_path / "slot"
     tokens = PROMPTS["long"].tokens

@@ -206,6 +206,9 @@ def name_of(path: Path, **fields: Any) -> str:
 def test_what_changes_no_byte_keeps_the_fingerprint(
     tmp_path: Path, model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Settings that change no byte of a row keep the fingerprint, and with it the cache on disk; a
+    change of the rope table or of a kernel variable renews it.
+    """
     path = model("llama")
     plain = name_of(path)
     for fields in (

@@ -49,6 +49,9 @@ def test_seeds_repeat_and_differ(hybrid: Loaded) -> None:
 
 
 def test_each_sampler_changes_what_it_should(hybrid: Loaded) -> None:
+    """The extreme value of a sampler gives the reply that follows from its definition, and every
+    other sampler still gives a whole reply.
+    """
     greedy = sampled(hybrid, Sampling(temperature=0.0, ignore_eos=True))
     assert sampled(hybrid, Sampling(top_k=1, seed=3, ignore_eos=True)) == greedy
     assert sampled(hybrid, Sampling(top_p=1e-6, seed=3, ignore_eos=True)) == greedy
@@ -113,6 +116,9 @@ def test_batches_that_do_not_fit_are_refused(open_model: Callable[..., Loaded]) 
 
 
 def test_a_memory_without_movable_rows_is_saved_whole(model_path: Callable[[str], Path]) -> None:
+    """A context with a stream of cells for each sequence has no movable rows, so whole sequences
+    are saved, and resume at a saved end with the cold run's tokens.
+    """
     model = api.llama_model_load_from_file(
         str(model_path("tiny-hybrid")).encode(), api.llama_model_default_params()
     )
@@ -155,6 +161,9 @@ def test_penalties_over_all_tokens_take_no_more_memory_than_the_context(hybrid: 
 def test_closed_and_opened_again_it_is_the_same(
     model_path: Callable[[str], Path], tmp_path: Path
 ) -> None:
+    """A model that slept answers from its RAM cache as before; a file that has changed meanwhile is
+    refused, since cached rows would belong to other weights.
+    """
     path = tmp_path / "model.gguf"
     shutil.copy(model_path("tiny-hybrid"), path)
     settings = ModelSettings(
@@ -195,6 +204,9 @@ def test_loading_can_be_stopped(model_path: Callable[[str], Path]) -> None:
 def test_an_evaluation_is_interrupted_and_counts_its_progress(
     model_path: Callable[[str], Path],
 ) -> None:
+    """An interrupt ends a running evaluation before its last node and refuses later ones, and the
+    heartbeat moves with each node: the stall watch depends on it.
+    """
     settings = ModelSettings(
         path=str(model_path("tiny-hybrid")), n_ctx=4096, n_ubatch=2048, n_threads=1
     )

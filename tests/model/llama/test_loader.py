@@ -80,6 +80,9 @@ def test_layers_count_where_they_are() -> None:
 def test_adapters_change_the_model_and_its_fingerprint(
     opened: Callable[..., Loaded], tmp_path: Path
 ) -> None:
+    """An adapter's bytes and scale change logits and fingerprint; its path does not. Rows of a
+    model with another adapter must never be restored.
+    """
     path = str(adapter(tmp_path / "a.gguf"))
     plain, full, half, idle = (
         opened(lora=lora) for lora in ((), ((path, 1.0),), ((path, 0.5),), ((path, 0.0),))

@@ -12,6 +12,9 @@ from pyctl.llama.settings.model_settings import ModelSettings
 def test_a_model_is_described_by_its_file_and_its_settings(
     model_path: Callable[[str], Path],
 ) -> None:
+    """The description has each field of the settings once: the first alias is the name, and doubles
+    are left out.
+    """
     path = model_path("tiny-hybrid")
     settings = ModelSettings(
         path=str(path), alias=("b", "a", "b"), tags=("t",), n_ctx=512, n_seqs=2, n_threads=1

@@ -67,6 +67,9 @@ def engine_of(backend: LlamaBackend, budget: int | None = None, **fields: object
 def test_every_number_of_layers_on_the_device_gives_the_same_bits(
     opened: Opened, name: str, n_layers: int, type_kv: str
 ) -> None:
+    """However many layers are resident, logits, layout and fingerprint are those of a context
+    without a pool, so snapshots move freely between the two.
+    """
     tokens = as_tokens(np.random.default_rng(1).integers(0, 250, 600))
 
     def logits(backend: LlamaBackend) -> list[bytes]:

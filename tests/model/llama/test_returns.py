@@ -61,6 +61,9 @@ SHAPES = [
 def test_a_return_moves_no_byte_to_or_from_ram(
     open_model: Callable[..., Loaded], shape: str, options: dict[str, str]
 ) -> None:
+    """Conversations that fit the device together return by their held rows alone, with the bits of
+    a cold run: a return costs a state, and no copy of rows over the bus.
+    """
     backend = open_model(shape, n_ctx=2048, **options).backend
     prompts = [prompt_of([seed, seed + 10, seed + 20]) for seed in (1, 2, 3)]
     expected = [bits(backend, None, prompt) for prompt in prompts]

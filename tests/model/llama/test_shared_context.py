@@ -58,6 +58,9 @@ def test_replies_that_outgrow_the_context_go_on_later(
 
 
 def test_a_suspended_sequence_comes_back_to_the_byte(open_model: Callable[..., Loaded]) -> None:
+    """A suspended sequence is restored with equal rows and an equal state, so its reply is that of
+    a run that was never suspended.
+    """
     backend = open_model("tiny-hybrid", n_ctx=1024, n_seqs=2).backend
     engine = fresh(backend)
     prompt = prompt_of(3, 300)
@@ -88,6 +91,9 @@ def test_a_suspended_sequence_comes_back_to_the_byte(open_model: Callable[..., L
 def test_no_room_has_an_error_of_its_own_and_changes_nothing(
     open_model: Callable[..., Loaded],
 ) -> None:
+    """Running out of cells raises OutOfCellsError before anything changes; the same call succeeds
+    as soon as there is room, which is how the scheduler suspends and resumes.
+    """
     backend = open_model("tiny-hybrid", n_ctx=512, n_seqs=2).backend
     for seq in range(2):
         backend.memory.clear(seq)

@@ -48,6 +48,7 @@ def store(model_path: Callable[[str], object]) -> Iterator[Callable[..., Store]]
         lag: int = 0,
         **fields: object,
     ) -> Store:
+        """Return an empty store of ``n_ctx`` rows beside a context with few cells."""
         chosen = {"flash_attn": "on", "n_ctx": 256, "n_ubatch": UBATCH, "n_threads": 1, **fields}
         path = str(chosen.pop("path", None) or model_path(name))
         backend = load(ModelSettings(path=path, type_k=kv, type_v=kv, **chosen)).backend

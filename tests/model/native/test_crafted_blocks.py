@@ -175,6 +175,9 @@ def test_sizes_are_told_of_ranges_that_can_be(hybrid: LlamaBackend) -> None:
 def test_crafted_rows_are_refused_or_loaded(
     where: str, request: pytest.FixtureRequest, data: st.DataObject
 ) -> None:
+    """Blocks of rows with any bytes and any claimed range are refused or loaded, and the sequence
+    works afterwards: files of a shared cache must not crash the server.
+    """
     backend: LlamaBackend = request.getfixturevalue(where)
     filled(backend)
     rows = saved_rows(backend)
@@ -249,6 +252,7 @@ def test_a_crafted_state_of_the_library_itself_is_refused_or_loaded(
 def test_a_state_that_is_no_number_does_not_outlive_its_sequence(
     kind: str, request: pytest.FixtureRequest
 ) -> None:
+    """NaN in a loaded state spoils its own sequence only; after a clear the logits are finite."""
     backend: LlamaBackend = request.getfixturevalue(kind)
     filled(backend)
     state = saved_state(backend).copy()

@@ -485,6 +485,9 @@ TWO_CACHES = pytest.param(("tiny-minimax-m3", {"flash_attn": "on"}), id="tiny-mi
 )
 @given(data=st.data())
 def test_any_order_of_calls_keeps_all_rows(backend: LlamaBackend, data: st.DataObject) -> None:
+    """Through any order of evaluations, holds, loads, releases and rewinds, each row in a sequence
+    or held has the bytes of a model that merely remembers them, and the free cells add up.
+    """
     machine = Machine(backend)
     model = machine.model
     n_seqs = min(N_SEQS, backend.facts.n_seqs)

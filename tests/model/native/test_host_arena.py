@@ -40,6 +40,9 @@ def run(program: str, *arguments: str) -> None:
 
 
 def test_buffers_of_all_sizes_stay_within_the_limit() -> None:
+    """Buffers of random sizes never keep more memory than the limit and what lies outside of the
+    arena: fragmentation must not grow the process.
+    """
     run("""
     assert HostBuffer.open(LIMIT, 0, registered=False)
     before = resident_bytes()
@@ -61,6 +64,9 @@ def test_buffers_of_all_sizes_stay_within_the_limit() -> None:
 
 
 def test_slabs_that_nobody_uses_make_way_for_what_found_no_hole() -> None:
+    """A buffer too large for any hole takes plain memory and has the arena return free slabs, so
+    both together stay within the limit; the slabs come back afterwards.
+    """
     run("""
     assert HostBuffer.open(LIMIT, 0, registered=False)
     slabs = [HostBuffer(SLAB) for _ in range(8)]
@@ -201,6 +207,9 @@ def test_a_stopped_arena_serves_what_is_ready() -> None:
 
 
 def test_plain_memory_goes_back_whatever_lives_beside_it() -> None:
+    """Freed plain buffers return to the system even if small objects live between them: resident
+    memory follows the bytes in use.
+    """
     run("""
     before = resident_bytes()
     random.seed(1)

@@ -135,6 +135,9 @@ def talk_of(seed: int) -> MixedText:
 def test_continued_rewound_and_restored_equal_cold(
     backend: LlamaBackend, data: st.DataObject
 ) -> None:
+    """A sequence with images that is continued, rewound or restored at any cut has the logits and
+    the bytes of a cold run; a rewind into an image is refused.
+    """
     talk = talk_of(data.draw(st.integers(0, 99), label="talk"))
     edges = [part.end for part in talk.parts[:-1]]
     places = st.one_of(st.sampled_from(edges), st.integers(1, talk.n - 1))
@@ -364,6 +367,9 @@ def test_drafts_behind_an_image_are_taken_back(drafting: LlamaBackend) -> None:
 
 @one_hybrid
 def test_blocks_that_cannot_follow_are_refused(backend: LlamaBackend) -> None:
+    """Rows whose image positions cannot follow one another are refused as a whole and change
+    nothing; blocks cut inside an image load if the rest of it follows.
+    """
     talk = MixedText(9, 20, (5, 4), 20)
     talk.run(backend, talk.ends())
     rows = backend.memory.save_rows(0, 0, talk.n).block

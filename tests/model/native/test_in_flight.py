@@ -70,6 +70,9 @@ def live_bytes() -> int:
 def test_what_was_evicted_is_freed_while_copies_run_beside_the_computation(
     open_lagging: Opened,
 ) -> None:
+    """Evicted buffers are freed once their copies have arrived: memory stays within the cache's
+    bytes and those of the calls under way.
+    """
     backend = open_lagging(LAG)
     assert backend.facts.is_async
     before = live_bytes()

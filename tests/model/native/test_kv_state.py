@@ -265,6 +265,7 @@ def test_blocks_have_the_bytes_that_files_hold(backend: LlamaBackend) -> None:
 
 @one_hybrid
 def test_two_prompts_do_not_mix(backend: LlamaBackend) -> None:
+    """A prompt restored over the cells of another one goes on with the bits of its own cold run."""
     first = tokens_of(2)
     second = tokens_of(3)
     ends = ends_of([350])
@@ -305,6 +306,9 @@ def test_a_prefix_is_its_rows_and_its_state(backend: LlamaBackend, keep: int) ->
 
 
 def test_a_prefix_without_cells_leaves_nothing(open_model: Callable[..., Loaded]) -> None:
+    """A restore for which cells lack empties its own sequence and leaves the others alone; with
+    room, the same blocks restore to the bit.
+    """
     large = open_model("tiny-hybrid").backend
     tokens = tokens_of(5, 200)
     large.memory.clear(0)
@@ -342,6 +346,9 @@ class TestRefusals:
         assert_same(run(backend, tokens, ends_of([300]), 300), cold)
 
     def test_short_buffers(self, ready: Ready) -> None:
+        """A buffer too small to save into, or a block too short to load, is refused with the size
+        it needs.
+        """
         memory = ready[0].memory.kv
         with pytest.raises(ValueError, match="need a buffer of"):
             memory.save_rows(0, 0, 300, bytearray(memory.rows_size(0, 300) - 1))
@@ -376,6 +383,7 @@ class TestRefusals:
             ready[0].memory.save_rows(0, first, last)
 
     def test_wrong_positions(self, ready: Ready) -> None:
+        """Rows and states are refused at any position but their own."""
         backend = ready[0]
         rows = backend.memory.save_rows(0, 100, 300).block
         state = backend.memory.save_state(0, 300)
@@ -445,6 +453,9 @@ def test_rows_that_do_not_fit_the_context(open_model: Callable[..., Loaded]) -> 
 
 
 def test_more_rows_than_take_their_cells_at_a_time(open_model: Callable[..., Loaded]) -> None:
+    """Restores of more rows than are placed in one step have the bytes of the saved sequence, with
+    and without a part that was kept.
+    """
     n = 9000
     cut = 5000
     backend = open_model("tiny-hybrid", n_ctx=n + 100).backend
@@ -518,6 +529,9 @@ def test_different_prompts_give_different_logits(open_model: Callable[..., Loade
 def test_a_window_is_saved_and_loaded_in_parts(
     name: str, open_model: Callable[..., Loaded]
 ) -> None:
+    """The rows of a window may be saved and loaded in any pieces that cover it, also with more rows
+    than needed; pieces with a gap, out of order or too short are refused.
+    """
     backend = open_model(name, n_ubatch=64).backend
     tokens = tokens_of(7)
     n = 150

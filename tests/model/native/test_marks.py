@@ -109,6 +109,9 @@ def test_the_state_itself_is_the_one_at_the_mark(backend: LlamaBackend) -> None:
 
 @TWO
 def test_each_sequence_has_its_own_mark(backend: LlamaBackend) -> None:
+    """A reset takes its own sequence back to its own mark, whatever others marked or evaluated
+    since.
+    """
     memory = backend.memory.kv
     expected = []
     for seq in (0, 1):

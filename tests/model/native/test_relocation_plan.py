@@ -233,6 +233,9 @@ some_cells = st.builds(
 def test_cells_that_are_taken_next_hold_no_rows(
     planner: Planner, cells: Cells, start: float, share: float
 ) -> None:
+    """Held rows leave the cells that llama.cpp takes next, and none is lost, doubled or moved onto
+    a row that lives; a run of cells ahead is cleared too, unless no place is left.
+    """
     n_cells = cells.live.size
     empty = np.flatnonzero(cells.empty)
     n_next = min(1 + int(share * empty.size), cells.n_free)

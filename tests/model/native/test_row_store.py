@@ -40,6 +40,9 @@ def cold(backend: LlamaBackend, tokens: Tokens, ends: list[int] = ENDS) -> dict[
 def test_logits_blocks_and_states_are_those_of_a_full_cache(
     full: Callable[[str, str], LlamaBackend], store: Callable[..., Store], name: str, kv: str
 ) -> None:
+    """Rows outside of the context, resident or streamed, give the logits, blocks and states of a
+    context that holds them all.
+    """
     tokens = tokens_of(1)
     reference = full(name, kv)
     wanted = cold(reference, tokens)
@@ -205,6 +208,9 @@ def made_header(made: Store, n: int) -> np.ndarray:
 
 
 def test_what_does_not_fit_is_refused(store: Callable[..., Store]) -> None:
+    """Calls without room, with wrong ranges or foreign blocks are refused and change nothing: the
+    store then restores and evaluates as before.
+    """
     made = store("tiny-hybrid", resident=[0], n_ctx=300)
     tokens = tokens_of(6, 300)
     wanted = made.run(tokens, ends=[96, 192, 288, 300])

@@ -73,6 +73,9 @@ def test_its_template_does_not_think_unless_asked() -> None:
 
 
 def test_its_tools_are_rendered_as_in_its_training() -> None:
+    """The template writes tools, calls and results exactly as in the training data; another form
+    would be text that the model never learned.
+    """
     tool = {"type": "function", "function": {"name": "open_door", "parameters": {"type": "object"}}}
     call = {"function": {"name": "open_door", "arguments": {"door": "old gate", "code": "4711"}}}
     text = rendered(

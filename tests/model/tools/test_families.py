@@ -16,6 +16,9 @@ N_LAYERS = 6
 
 
 def test_a_pattern_of_layers_is_repeated_and_large_matrices_are_quantised(tmp_path: Path) -> None:
+    """A generated model of any depth repeats its pattern of layers with different weights, and
+    quantises each matrix as published files do.
+    """
     whole = LARGE["gemma4-26b-a4b"].of_layers(range(N_LAYERS))
     sizes = {
         "vocab_size": 2048,
@@ -48,6 +51,9 @@ def test_a_pattern_of_layers_is_repeated_and_large_matrices_are_quantised(tmp_pa
 
 
 def test_model_of_three_layer_kinds_loads_as_published(tmp_path: Path) -> None:
+    """A shortened model of three kinds of layers has each kind where the published one has it, and
+    llama.cpp loads it.
+    """
     whole = LARGE["qwen4exp-20b-a6b"].of_layers(range(N_LAYERS))
     rows = {"ple.head_offsets": tuple(range(0, 16 * 64, 64)), "ple.head_vocab_sizes": (64,) * 16}
     sizes = {

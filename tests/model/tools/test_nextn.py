@@ -80,6 +80,9 @@ def evaluate(
 def test_a_head_is_right_about_every_other_time(
     loaded: Load, models: Path, shape: Shape, own_file: bool
 ) -> None:
+    """A generated head is right for about half of the tokens, in the model's file or its own, and
+    depends on hidden rows and context: drafts of random weights are accepted as often as real ones.
+    """
     path = cached_model(shape.with_nextn(), models)
     trunk = loaded(path)
     prompt = trunk.tokenize(PROMPT)
@@ -110,6 +113,9 @@ def test_the_trunk_is_the_same_with_and_without_a_head(models: Path, shape: Shap
 
 
 def test_a_quantised_head_can_be_evaluated(models: Path) -> None:
+    """The heads of the full-size shapes, narrowed, evaluate to finite logits that vary with the
+    token.
+    """
     narrow = {
         "embedding": 512,
         "feed_forward": 512,

@@ -42,6 +42,9 @@ READERS = {
 def test_a_draft_file_says_what_it_is_for(
     model_path: Callable[[str], Path], shape: str, expected: str
 ) -> None:
+    """The type of a draft file follows from its metadata; a contradicting --spec-type is refused,
+    since such a file would load and draft nonsense.
+    """
     path = str(model_path(shape))
     assert with_inferred_type(DraftSettings(draft_path=path)).draft_types == (expected,)
     told = DraftSettings(("ngram-mod", "draft-simple", "ngram-mod"), draft_path=path)
@@ -78,6 +81,9 @@ def test_drafts_are_no_longer_than_the_block(
     fields: dict[str, Any],
     maximum: int,
 ) -> None:
+    """A block model cannot draft beyond its block, so longer requests are cut, with a warning only
+    where something was cut.
+    """
     path = tmp_path / "draft.gguf"
     write_model(path, replace(SHAPES[shape], **fields))
     for n, n_min in ((99, 50), (maximum, 0), (2, 1)):
@@ -97,6 +103,9 @@ def test_a_separate_model_drafts_without_the_module_of_the_others(
     caplog: pytest.LogCaptureFixture,
     model_path: Callable[[str], Path],
 ) -> None:
+    """Without the extension's module a separate model still drafts; each of the other kinds turns
+    off with one line in the log.
+    """
     monkeypatch.setattr(extension, "drafts", None)
     dense = str(model_path("tiny-draft"))
     head = str(model_path("tiny-hybrid-head"))
@@ -268,6 +277,9 @@ def test_rows_of_another_file_are_nothing(opened: Open) -> None:
 def test_another_vocabulary_is_an_error_in_the_log_and_no_drafts(
     opened: Open, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A draft model with other texts of tokens drafts nothing and the log names the first
+    difference; a few unused tokens, or another text of the first one, do no harm.
+    """
     vocab = byte_vocab()
     shapes: list[tuple[Shape, Vocab, str]] = [
         (

@@ -105,6 +105,9 @@ def test_drafts_are_those_of_the_cold_run(
     type_kv: str,
     draft: str,
 ) -> None:
+    """After every kind of restore the head's rows, its hidden row and its drafts are those of a
+    cold run to the bit: a head without its rows drafts worse, and no other test would notice.
+    """
     drafts = DraftSettings(draft_path=str(model_path(draft))) if draft else MTP
     backend = open_drafting(name, drafts, type_k=type_kv, type_v=type_kv)
     expected = [cold_and_kept(backend, prompt, tmp_path) for prompt in conversation()]
@@ -231,6 +234,9 @@ def test_a_branch_drafts_as_the_cold_run(
 def test_a_reply_that_is_suspended_after_every_step_drafts_as_the_cold_run(
     open_drafting: Opener, model_path: Callable[[str], Path], tmp_path: Path, name: str
 ) -> None:
+    """Suspending a sequence after each step loses nothing of the head's state: tokens and drafts
+    are those of an undisturbed reply.
+    """
     drafts = DraftSettings(draft_path=str(model_path(name))) if name in READERS else MTP
     backend = open_drafting("tiny-hybrid-nextn" if name in READERS else name, drafts, n_seqs=2)
     prompt = conversation()[1]
@@ -253,6 +259,9 @@ def test_a_reply_that_is_suspended_after_every_step_drafts_as_the_cold_run(
 def test_a_cache_goes_on_with_another_draft_model_and_without(
     open_drafting: Opener, model_path: Callable[[str], Path], tmp_path: Path, other: str
 ) -> None:
+    """A cache directory outlives a change of the draft model: the trunk's rows are restored,
+    foreign draft blocks are ignored, and no file counts as damaged.
+    """
     with_head = open_drafting("tiny-hybrid-nextn")
     drafts = DraftSettings(draft_path=str(model_path(other))) if other else None
     prompts = conversation()

@@ -84,6 +84,9 @@ other experts at times.
 def test_after_the_way_back_every_bit_is_as_if_nothing_had_been_drafted(
     opened: Opened, name: str, n_right: int
 ) -> None:
+    """A draft beyond the planes that proves wrong returns to its mark, and the replay of the right
+    tokens has the logits of a run that never drafted.
+    """
     backend = opened(name)
     reply = tokens(7, 60)
     again = SequenceTokens(0, reply[: n_right + 2], N, n_right + 2)
@@ -265,6 +268,7 @@ class RandomSequences:
         self.pending[seq] = []
 
     def step(self) -> None:
+        """Do one thing at random to one of the sequences, or to both."""
         match self.rng.choice(["decode", "decode", "decode", "save", "load", "fill"]):
             case "decode":
                 self.decode(
@@ -288,6 +292,9 @@ class RandomSequences:
                     self.fill(int(self.rng.integers(2)))
 
     def decode(self, seqs: list[int]) -> None:
+        """Evaluate drafts of random lengths in these sequences, and take back those that prove
+        wrong.
+        """
         items = []
         rights = []
         for seq in seqs:
@@ -335,6 +342,9 @@ class RandomSequences:
 def test_whatever_happens_a_sequence_holds_what_it_should(
     opened: Opened, model_path: Any, name: str, seed: int
 ) -> None:
+    """Through any order of drafts, rollbacks, saves and restores each sequence predicts as one that
+    evaluated its tokens from nothing; a state of other tokens would be far off.
+    """
     path = model_path(MODELS[name][0])
     options = {}
     is_f32 = "moe" in name

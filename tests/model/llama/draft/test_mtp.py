@@ -208,6 +208,9 @@ def test_the_head_drafts_what_the_block_says(
 def test_drafts_change_no_bit_of_a_logit(
     opened: Callable[..., LlamaBackend], shape: str, fields: dict[str, str]
 ) -> None:
+    """Logits are the same to the bit whether all drafts are wrong, some are right, or the head
+    makes them: speculation may change the speed and nothing else.
+    """
     backend = opened(shape, **fields)
     tokens = prompt(150)
     wrong = greedy(backend, tokens, 80, lambda reply, end: (1, 2, 3))
@@ -282,6 +285,9 @@ def test_what_was_taken_back_is_not_taken_back_again(opened: Callable[..., Llama
 def test_what_was_loaded_or_moved_is_not_taken_back(
     opened: Callable[..., LlamaBackend], what: str
 ) -> None:
+    """A rollback needs the planes of the last batch; after a restore, or once another sequence may
+    have moved the cell, they belong to other tokens, so it is refused.
+    """
     backend = opened()
     tokens = ready(backend, [(11, 12, 13, 14)])
     n = 104
@@ -470,6 +476,9 @@ class Walk:
 def test_rows_are_those_of_the_tokens_whatever_has_happened(
     opened: Callable[..., LlamaBackend], shape: str, seed: int, as_on_gpu: bool
 ) -> None:
+    """After a random walk of drafts, batches, restores and other sequences the head's rows are
+    those of a cold run of the same tokens, within the rounding of other batches.
+    """
     backend = opened(shape, as_on_gpu=as_on_gpu)
     walk = Walk(backend, seed)
     for _ in range(25):
@@ -506,6 +515,9 @@ def test_rows_are_those_of_the_tokens_whatever_has_happened(
 def test_what_is_saved_means_the_same_with_and_without_a_head(
     opened: Callable[..., LlamaBackend],
 ) -> None:
+    """Blocks of the trunk restore in both directions between a backend with a head and one without,
+    to the bit: turning drafts on keeps the cache.
+    """
     drafting = opened()
     plain = opened(types=())
     assert drafting.memory.identity == plain.memory.identity

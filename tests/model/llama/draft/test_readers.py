@@ -200,6 +200,9 @@ def test_block_is_not_drafted_from_rows_lost_in_a_rollback(
 def test_evaluations_that_fail_cost_only_drafts(
     opened: Callable[..., LlamaBackend], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A draft model whose every third evaluation fails changes no token of the reply, and drafts as
+    before once it works again.
+    """
     for kind in KINDS:
         backend = opened(kind)
         tokens = prompt(100)
@@ -311,6 +314,9 @@ def test_a_file_that_lacks_what_drafting_needs_is_refused(
     reason: str,
     fields: dict[str, Any],
 ) -> None:
+    """Each missing part of a draft file is refused at the start by its name, before it could draft
+    wrong tokens in silence.
+    """
     shape = SHAPES[f"tiny-hybrid-{kind}"]
     if lacks == "block":
         add = GGUFWriter.add_uint32

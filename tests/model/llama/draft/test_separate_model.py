@@ -198,6 +198,9 @@ def test_whatever_stays_of_its_drafts_the_next_are_right(
 def test_sequences_of_one_batch_do_not_disturb_each_other(
     opened: Callable[..., SeparateModel], reference: PlainModel
 ) -> None:
+    """Sequences that draft in one batch get the drafts that each would get alone, also after
+    rollbacks of different lengths and a cleared neighbour.
+    """
     model = opened(n_seqs=3)
     texts = [PROMPT[:70], PROMPT[5:50], PROMPT[9:]]
     for seq, text in enumerate(texts):
@@ -231,6 +234,9 @@ def saved(model: SeparateModel, n: int, seq: int = 0, first: int = 0) -> tuple[B
 def test_a_restored_sequence_drafts_as_before(
     opened: Callable[..., SeparateModel], reference: PlainModel, pending: str
 ) -> None:
+    """Saved rows and state restore into any sequence of the same or another instance, with a
+    followed token, a draft or half of one pending, and the next draft is the same.
+    """
     model = opened(n_seqs=2)
     text = PROMPT[:100]
     feed(model, text)
@@ -263,6 +269,9 @@ def test_a_restored_sequence_drafts_as_before(
 def test_going_back_and_on_another_way(
     opened: Callable[..., SeparateModel], reference: PlainModel
 ) -> None:
+    """Rewound to a saved state and fed other tokens, the model has the bytes of one that never
+    evaluated the first ones.
+    """
     model = opened()
     text = PROMPT[:100]
     feed(model, text[:50])

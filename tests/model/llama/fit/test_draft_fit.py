@@ -55,6 +55,7 @@ class Run:
         self._has_states = states
 
     def plan(self, n_ctx: int) -> MemoryPlan:
+        """Return the plan of a context of ``n_ctx`` tokens with these drafts."""
         n_seqs = self._settings.n_seqs
         n_draft = self._drafts.n_draft if self._drafts.draft_types else 0
         states = 150 * n_seqs * MIB
@@ -94,6 +95,8 @@ def fitted(monkeypatch: pytest.MonkeyPatch) -> Fit:
         states: bool = True,
         **fields: Any,
     ) -> DraftSettings:
+        """Return the fitted drafts; fitting them once more must change nothing."""
+
         @contextmanager
         def stub(resolved: Resolved, *_: object) -> Iterator[Run]:
             if resolved.drafts.draft_types and resolved.drafts.n_draft >= fails:
@@ -160,6 +163,9 @@ def test_other_drafts_stay_as_they_are(fitted: Fit) -> None:
 def test_the_log_says_what_drafts_or_why_nothing_does(
     fitted: Fit, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """The log names the drafts by default in one line, or the reason against them with a remedy;
+    drafts that start in silence could not be turned off.
+    """
     caplog.set_level(logging.INFO)
     fitted()
     fitted(heads=0)
@@ -195,6 +201,9 @@ def test_a_head_that_is_chosen_drafts(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """A head that fitting has chosen is loaded and drafts, and its memory is planned in a single
+    dry run: a second one would lengthen every start.
+    """
     choose_drafts = fitting.choose_drafts
     fitted = dry_runs.fitting_context
 

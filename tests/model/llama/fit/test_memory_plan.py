@@ -53,6 +53,9 @@ def taken_by(loaded: Loaded) -> dict[str, float]:
 def test_the_plan_is_what_llama_cpp_takes(
     model_path: Callable[[str], Path], name: str, settings: dict[str, Any]
 ) -> None:
+    """The planned weights, rows, states and compute buffers equal, to the byte, those that
+    llama.cpp allocates: the plan decides how much context fits.
+    """
     announced: list[Resolved] = []
     of_model = ModelSettings(path=str(model_path(name)), n_threads=1, load_mode="none", **settings)
     loaded = load(of_model, announce=announced.append)
@@ -153,6 +156,9 @@ def test_full_size_models_are_planned_from_their_heads(
     row_bytes: int,
     state_bytes: int,
 ) -> None:
+    """A plan reads metadata only, so full-size files without contents give the published sizes of a
+    row and a state in every KV type.
+    """
     path = hollow_model(tmp_path / "m.gguf", SHAPES[name], monkeypatch)
     n_ctx = 102_400
     settings = ModelSettings(path=str(path), type_k=types, type_v=types, repack=False)
@@ -196,6 +202,9 @@ TWO_GPUS = tuple(
 def test_each_part_counts_where_llama_cpp_puts_it(
     model_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]
 ) -> None:
+    """Each part of the memory counts on the device that holds it; with everything on GPUs each
+    sequence has one more state, for copies within the device.
+    """
     settings, n_ctx = ModelSettings(path=str(model_path("tiny-hybrid"))), 16_384
     with dry_run(Resolved.from_settings(settings)) as run:
         host = run.plan(n_ctx).host.usage
@@ -219,6 +228,9 @@ def test_each_part_counts_where_llama_cpp_puts_it(
 def test_an_estimate_is_rather_too_large(
     model_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, name: str, flash_attn: str
 ) -> None:
+    """Without the extension the plan is an upper estimate with a warning: too small a one would end
+    in an out-of-memory at load.
+    """
     settings = ModelSettings(path=str(model_path(name)), n_ubatch=128, flash_attn=flash_attn)
     with dry_run(Resolved.from_settings(settings)) as run:
         counted = run.plan(4096)
@@ -246,6 +258,7 @@ def test_an_estimate_follows_the_placements(
     fields: dict[str, Any],
     blocks: int,
 ) -> None:
+    """The estimate follows layers and tensors that flags keep on the CPU."""
     settings = ModelSettings(path=str(model_path("tiny-moe")), **fields)
     on_gpus(monkeypatch, TWO_GPUS)
     with dry_run(replace(Resolved.from_settings(settings), gpus=TWO_GPUS)) as run:
@@ -312,6 +325,9 @@ HOST = Usage(680 * MIB, 0, 0, 30 * MIB)
 def test_the_table_adds_up_with_and_without_drafts(
     usage: Usage, n_state_history: int, gpu: str, host: str
 ) -> None:
+    """The lines of the table add up to its totals, each place in its column, with lines for drafts
+    only where some are planned; the advice on a shortage names drafts first.
+    """
     places = Place("CUDA0", True, usage, 24_000 * MIB), Place("host", False, HOST, None)
     plan = MemoryPlan(102_400, 1, 34_816.0, 150 * MIB, places, (), n_state_history)
     lines = list(plan.lines(8192 * MIB))
@@ -342,6 +358,10 @@ MTP = DraftSettings(draft_types=("draft-mtp",))
 def test_a_head_and_its_planes_are_in_the_plan(
     model_path: Callable[[str], Path], caplog: pytest.LogCaptureFixture, name: str, n_draft: int
 ) -> None:
+    """The plan of a model with a head counts its weights, its rows and earlier states, and still
+    equals the memory that llama.cpp takes; the fingerprint is the same without, so the cache stays
+    valid.
+    """
     caplog.set_level(logging.INFO)
     settings = ModelSettings(
         path=str(model_path(name)),

@@ -50,6 +50,9 @@ def planned(path: Path, n_tokens: int, **fields: Any) -> MemoryPlan:
 def test_tokens_become_layers(
     model_path: Callable[[str], Path], on_gpu: Callable[[int], None], name: str, types: str
 ) -> None:
+    """The size of a pool in tokens becomes resident layers, the rest of K and V moves to the host
+    byte for byte, and the compute buffer grows by the mask and the unpacked rows.
+    """
     on_gpu(10_000 * MIB)
     shape = SHAPES[name]
     path = model_path(name)
@@ -100,6 +103,9 @@ def test_a_pool_takes_what_fitting_leaves(
     on_gpu: Callable[[int], None],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """An automatic pool uses the memory that is left to the byte: one byte less is one resident
+    layer less; with room for everything there is no pool.
+    """
     caplog.set_level(logging.INFO)
     path = model_path("tiny-dense")
     margin = {"fit_target": (100,)}
@@ -132,6 +138,9 @@ def test_the_context_is_cut_to_what_ram_has_room_for(
     on_gpu: Callable[[int], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A context left open shrinks until its pool fits into RAM; one that was given is refused with
+    the memory that it needs.
+    """
     path = model_path("tiny-dense")
     on_gpu(10_000 * MIB)
     maximum = planned(path, 262_144 // 2, n_ctx=0)
@@ -153,6 +162,9 @@ def test_what_cannot_be_pooled_runs_as_before(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Each model or machine without a pool runs without it, and the log names the reason; only a
+    size that cannot work is an error.
+    """
     caplog.set_level(logging.INFO)
     settings = Resolved.from_settings(
         ModelSettings(path=str(model_path("tiny-hybrid")), n_ctx=4096)

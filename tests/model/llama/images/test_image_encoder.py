@@ -127,6 +127,9 @@ def test_a_file_is_decoded_once(loaded: Loaded, monkeypatch: pytest.MonkeyPatch)
 def test_nobody_waits_for_a_file_that_another_thread_decodes(
     loaded: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """While one thread decodes a slow file, others get known pictures and encode: one client's
+    image does not hold up the engine.
+    """
     images = images_of(loaded)
     known = images.picture(file_of(107))
     ready = images.picture(file_of(108))
@@ -242,6 +245,7 @@ def test_the_latest_rows_stay_and_the_oldest_go() -> None:
 def test_files_that_are_no_encoder_are_refused(
     model: ModelSettings, tiny_mmproj: Path, tmp_path: Path
 ) -> None:
+    """Each file or flag that gives no encoder is refused at the start with its own reason."""
     junk = tmp_path / "junk.gguf"
     junk.write_bytes(b"GGUF" + bytes(100))
     text = tmp_path / "text.gguf"

@@ -17,6 +17,9 @@ CONTINUED = 5
 
 
 def test_messages_are_logged_one_level_quieter(caplog: pytest.LogCaptureFixture) -> None:
+    """llama.cpp's messages appear one level below their own, a continuation at that of its line,
+    and empty ones not at all: its warnings are ordinary information for a user.
+    """
     caplog.set_level(logging.DEBUG, "llama.cpp")
     said = LibraryLog()
     for level, text in (
@@ -54,6 +57,9 @@ def test_the_first_error_is_the_cause() -> None:
 
 
 def test_threads_take_turns_at_capturing() -> None:
+    """Threads that capture messages at the same time each get their own lines and no others, else
+    an error would be reported to the wrong request.
+    """
     said = LibraryLog()
     found = {}
 

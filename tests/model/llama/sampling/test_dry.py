@@ -20,6 +20,9 @@ from tests.unit.engine.drive import ask
 def test_breakers_are_looked_up_before_the_engine_has_the_request(
     open_model: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch, n_last: int
 ) -> None:
+    """Checking a request prepares the sampler's breakers once, and replies reuse it: the look-up
+    walks the vocabulary and would hold up every other sequence in the engine's thread.
+    """
     model = open_model("tiny-hybrid")
     prompt = Prompt(as_tokens(model.tokenizer.tokenize("ab" * 40)))
     sampling = Sampling(

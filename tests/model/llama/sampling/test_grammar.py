@@ -155,6 +155,9 @@ def test_replies_to_any_simple_schema_are_instances(model: Loaded, schema: Any, 
 
 
 def test_a_lazy_grammar_binds_from_its_trigger_on(model: Loaded) -> None:
+    """Text before the trigger is that of a free reply, what follows obeys the grammar, and a
+    trigger that never appears changes nothing.
+    """
     grammar = 'root ::= "e" [0-9]{3}'
     reply = said(
         model, 60, grammar=grammar, grammar_lazy=True, grammar_triggers=("e",), ignore_eos=True
@@ -319,6 +322,9 @@ def test_a_constraint_can_be_checked_while_the_model_is_freed(
 
 
 def test_probabilities_after_sampling(model: Loaded) -> None:
+    """Probabilities after sampling cover the candidates that are left and sum to 1; the chosen
+    token is among them, and alone if the reply is greedy.
+    """
     prompt = Prompt(as_tokens(model.tokenizer.tokenize("Say:")))
     engine = Engine(model.backend, RamCache(0, 0), EngineSettings())
     for sampling in (

@@ -112,6 +112,7 @@ service.worker.close()
 def test_no_thread_of_openmp_stays_when_nothing_is_evaluated(
     model_path: Callable[[str], Path], name: str, flags: tuple[str, ...]
 ) -> None:
+    """An idle server has as many threads as before its model was loaded."""
     # libgomp keeps threads for each thread that evaluated; with more than cores, none of them spins
     # at a barrier.
     command = [
