@@ -114,6 +114,9 @@ def claude_code() -> Session:
     def body(
         stamp: str, n_system: int, listed: list[Json], messages: list[Json], how: Json
     ) -> Json:
+        """Return the body of a request; the last message has the cache mark, which moves on with
+        each turn.
+        """
         marked = [*messages[:-1], {**messages[-1]}]
         if isinstance(marked[-1]["content"], list):
             marked[-1]["content"] = [

@@ -134,6 +134,7 @@ def start(
     started: list[Server] = []
 
     def run(name: str, *flags: str, before: str = "", is_f32: bool = False) -> Server:
+        """Start a server and wait until it answers."""
         directory = tmp_path_factory.mktemp("server")
         log_path = directory / "log"
         program = (

@@ -86,6 +86,7 @@ def resident_mib(server: Server) -> float:
 
 
 def test_64_clients_at_once(server: Server) -> None:
+    """Good and bad requests of all kinds side by side get the status that each gets alone."""
     kinds: list[tuple[str, Any, range]] = [
         (CHAT, QUESTION, range(200, 201)),
         (CHAT, {**QUESTION, "stream": True}, range(200, 201)),
@@ -143,6 +144,9 @@ def head(path: str, length: int) -> bytes:
 
 @pytest.mark.parametrize("leave", [True, False], ids=["that go away", "that stay"])
 def test_half_sent_requests(server: Server, leave: bool) -> None:
+    """Connections with a part of a request, or with bytes that are none, cost other clients
+    nothing, whether they are closed or stay open.
+    """
     body = json.dumps({**QUESTION, "stream": True}).encode()
     parts = (
         b"",
@@ -211,6 +215,7 @@ def test_bodies_of_50_megabytes(server: Server, path: str, body: Callable[[], by
 
 
 def nested(depth: int) -> Iterator[tuple[str, str]]:
+    """Yield (path, body) for each field of a request that may be nested, ``depth`` levels deep."""
     lists = "[" * depth + "]" * depth
     objects = '{"a":' * depth + "1" + "}" * depth
     chat = json.dumps({**QUESTION, "max_tokens": 1})[:-1]
@@ -258,6 +263,9 @@ def test_deep_json(server: Server, depth: int) -> None:
 
 
 def test_numbers_and_text_that_are_none(server: Server) -> None:
+    """A number that JSON or a float cannot hold, or text that is no UTF-8, gets a client error and
+    never one of the server.
+    """
     chat = json.dumps(QUESTION)[:-1]
     values = (
         "NaN",

@@ -83,6 +83,9 @@ def test_errors(client: anthropic.Anthropic) -> None:
 
 
 def test_the_tool_runner_sends_the_whole_conversation_without_its_thread(server: Server) -> None:
+    """The SDK's tool runner repeats its first request without a thread, which this server does not
+    have, and sends every message with each later one: no turn is lost.
+    """
     pytest.importorskip("anthropic.lib.threads", reason="this version of the SDK has no threads")
     bodies: list[dict[str, Any]] = []
 

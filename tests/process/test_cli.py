@@ -110,6 +110,9 @@ def test_help_on_nothing_that_there_is_names_the_sections() -> None:
 
 
 def test_chat_through_a_pipe_in_process(model_path: Callable[[str], Path]) -> None:
+    """A chat whose output is a pipe prints plain text without escape sequences, its second turn
+    comes from the cache, and `-p` gives the same reply as the first line of the pipe.
+    """
     flags = [
         "chat",
         "-m",
@@ -138,6 +141,7 @@ def test_chat_through_a_pipe_in_process(model_path: Callable[[str], Path]) -> No
 def test_chat_with_a_running_server_says_the_same(
     start: Callable[..., Server], model_path: Callable[[str], Path]
 ) -> None:
+    """A reply is the same whether the chat loads the model itself or uses a server."""
     server = start("tiny-hybrid")
     local = pyctl(
         "chat",

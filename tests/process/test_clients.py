@@ -125,6 +125,9 @@ def ask(client: httpx.Client, asked: Asked) -> tuple[Replied, int, int]:
 
 @pytest.mark.parametrize("name", SESSIONS)
 def test_a_session_is_served_and_each_turn_evaluates_what_is_new(server: Server, name: str) -> None:
+    """Each turn takes from the cache what its thread has sent before, with the reply where the
+    client returns it unchanged: any token that is evaluated twice is time that the user waits.
+    """
     session = SESSIONS[name]()
     last: dict[str, tuple[int, int]] = {}
     with httpx.Client(base_url=server.url, timeout=120) as client:

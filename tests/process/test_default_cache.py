@@ -33,6 +33,9 @@ def at_home(home: Path) -> str:
 
 
 def test_prompts_outlive_a_restart_without_a_flag(start: Start, tmp_path: Path) -> None:
+    """Without any flag a prompt is restored from the user's cache directory, by a second server
+    that runs beside the first, and after a restart; the directory is private and the log names it.
+    """
     # But for what is evicted, a prompt is written when another one has the same head.
     flags = ["--kv-cache-budget", "64", "--disk-prefix-cache", "full"]
     first = start("tiny-hybrid", *flags, before=at_home(tmp_path))

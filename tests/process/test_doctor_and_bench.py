@@ -42,6 +42,9 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def test_doctor_makes_every_check_and_sees_a_model_that_is_cut_off(tmp_path: Path) -> None:
+    """Doctor reports a result for every check, fails with exit code 1, and distinguishes a model
+    that is cut off from a file of another kind.
+    """
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(builtin_model().read_bytes()[:5_000_000])
     arguments = command("doctor", "--json", "-m", str(cut), "-c", "4096")
@@ -85,6 +88,9 @@ def test_doctor_lists_automatic_values_with_their_reasons(tmp_path: Path) -> Non
 
 
 def test_bench_measures_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    """The benchmark restores from each tier with equal logits, and leaves no file, neither in the
+    given cache directory nor elsewhere.
+    """
     user = tmp_path / "kv"
     home = tmp_path / "home"
     arguments = command("bench", *SMALL, "--json", "--kv-cache-dir", str(user), "--port", "1")

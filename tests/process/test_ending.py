@@ -84,6 +84,9 @@ LARGE = ("-c", "16384", "-ub", "12288", "-b", "12288")
 def test_sigterm_in_a_long_batch_stops_it_and_keeps_the_other_conversations(
     start: Start, tmp_path: Path
 ) -> None:
+    """SIGTERM interrupts a batch that would run on, ends its stream with an error, and saves the
+    other conversations: a shutdown neither waits for a long prompt nor loses the cache.
+    """
     flags = (*LARGE, "--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "auto")
     server = start("tiny-hybrid", *flags, before=ENDLESS)
     first = ask_questions(server, "What is in chapter one?")
@@ -148,6 +151,9 @@ def test_a_closed_terminal_loses_nothing(start: Start, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
 def test_a_chat_that_is_ended_writes_its_cache(tmp_path: Path, number: signal.Signals) -> None:
+    """A chat that SIGHUP or SIGTERM ends exits by the signal's code and leaves its conversation on
+    disk, so that closing a terminal costs no cache.
+    """
     directory = tmp_path / "cache"
     flags = (
         "-c",

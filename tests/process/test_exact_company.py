@@ -59,6 +59,9 @@ def test_four_clients_at_once_get_the_bits_of_a_cold_server(start: Callable[...,
 
 
 def test_a_client_that_waits_sees_its_place(start: Callable[..., Server]) -> None:
+    """A stream behind another one reports its place in the queue, then its progress; without
+    progress its headers come once the cached part is known.
+    """
     server = start("tiny-hybrid", "--exact", "-np", "1")
     url = f"{server.url}/v1/chat/completions"
     long = {

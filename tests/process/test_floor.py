@@ -82,6 +82,9 @@ REASONS = {
 def test_it_says_what_is_lost_and_serves_exactly(
     misfit: Callable[[Path], str], start: Callable[..., Server], tmp_path: Path
 ) -> None:
+    """However the extension fails to fit, the server starts, names the reason once, and gives the
+    same greedy replies from RAM, from disk and cold: it degrades in speed and never in exactness.
+    """
     before = misfit(tmp_path)
     replies = list[str]()
     sources = list[str]()

@@ -92,6 +92,9 @@ def test_a_broken_image_is_refused_before_a_stream_begins(server: Server) -> Non
 def test_a_chat_at_the_terminal(
     tiny_mmproj: Path, model_path: Callable[[str], Path], tmp_path: Path
 ) -> None:
+    """`/image` attaches a picture to the next question only, and `/save` keeps it as a part of that
+    message.
+    """
     (tmp_path / "a.png").write_bytes(PNG)
     saved = tmp_path / "chat.json"
     model = ["-m", str(model_path("tiny-hybrid")), "--mmproj", str(tiny_mmproj)]

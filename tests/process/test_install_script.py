@@ -94,6 +94,9 @@ def test_an_upgrade_that_fails_leaves_the_old_one(
 
 
 def test_what_it_cannot_do_is_one_line(place: Path, tmp_path: Path) -> None:
+    """Each refusal names its cause, and comes before the script changes anything in the home
+    directory.
+    """
     home = tmp_path / "home"
     programs = tmp_path / "programs"
     assert (

@@ -68,6 +68,9 @@ def launched(
 def test_a_server_lives_as_long_as_the_program_and_the_next_one_resumes(
     environment: dict[str, str], model_path: Callable[[str], Path], tmp_path: Path
 ) -> None:
+    """The program gets the server's address and key, its exit code is passed on, and the server
+    ends with it; the next launch restores the conversation from disk.
+    """
     flags = [
         "-m",
         str(model_path("tiny-hybrid")),

@@ -59,6 +59,9 @@ def of_another_library(native: Path) -> str:
 def test_its_feature_is_off_and_the_model_is_served(
     misfit: Callable[[Path], str], name: str, start: Callable[..., Server], tmp_path: Path
 ) -> None:
+    """A native module that does not load turns its feature off with one line in the log; the
+    replies are those of a server that has it.
+    """
     package, statements = package_copy(tmp_path)
     (native,) = package.glob(f"_{name}*.so")
     flags, off = FEATURES[name]

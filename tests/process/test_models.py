@@ -99,6 +99,9 @@ def alone(start: Callable[..., Server]) -> dict[str, Server]:
 def test_requests_for_all_models_at_once_are_all_answered(
     start: Callable[..., Server], preset: Callable[..., Path]
 ) -> None:
+    """Requests for three models at once are all answered although only one or two are loaded at a
+    time, and the caches of all models share one budget of RAM.
+    """
     for maximum in ("1", "2"):
         flags = [
             "--models-preset",
@@ -128,6 +131,9 @@ def test_requests_for_all_models_at_once_are_all_answered(
 
 
 def test_names_and_states(start: Callable[..., Server], preset: Callable[..., Path]) -> None:
+    """A model is addressed by name or alias, loads and unloads on request, and each state is
+    visible; counting tokens loads no weights. The errors are those of llama-server's router.
+    """
     path = preset(embed=EMBED, hybrid="alias = claude,h", dense="load-on-startup = on")
     server = start(
         "", "--models-preset", str(path), "--models-max", "1", "--metrics", "--models-patience", "0"
@@ -176,6 +182,9 @@ def test_names_and_states(start: Callable[..., Server], preset: Callable[..., Pa
 def test_an_unload_ends_replies_that_take_longer_than_its_patience(
     start: Callable[..., Server], preset: Callable[..., Path]
 ) -> None:
+    """An unload cuts a long reply off with an error after its patience, and the snapshots of the
+    model stay in RAM for when it is loaded again.
+    """
     server = start("", "--models-preset", str(preset(embed=EMBED, hybrid="stop-timeout = 0.2")))
     ask(server, "hybrid", [user(0)])
     body = {
@@ -259,6 +268,9 @@ def test_one_budget_and_exact_replies_over_restarts_and_kills(
     alone: dict[str, Server],
     tmp_path: Path,
 ) -> None:
+    """Over loads, unloads, a kill and a restart, each model replies to the bit as a server of its
+    own, and all caches together never exceed the one budget.
+    """
     flags = [
         "--models-preset",
         str(preset(embed=EMBED)),
@@ -304,6 +316,9 @@ def test_files_that_are_gone_or_cut_are_errors_of_their_requests_alone(
     tmp_path: Path,
     model_path: Callable[[str], Path],
 ) -> None:
+    """A model whose file is gone or cut fails its own requests with 500 and the file's name; the
+    model that it displaced is loaded again, and a repaired file works without a restart.
+    """
     whole = model_path("tiny-dense").read_bytes()
     files = {name: tmp_path / f"{name}.gguf" for name in ("gone", "cut")}
     for file in files.values():
@@ -350,6 +365,9 @@ Engine.wake = full
 def test_gpu_out_of_memory_ends_server_with_caches_on_disk(
     start: Callable[..., Server], preset: Callable[..., Path], tmp_path: Path, is_asked: bool
 ) -> None:
+    """A load without memory on the GPU aborts the process, since llama.cpp cannot go on; the caches
+    of all models are written first, also if a signal ends the server at that moment.
+    """
     flags = [
         "--models-preset",
         str(preset(embed=EMBED)),

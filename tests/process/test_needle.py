@@ -58,6 +58,9 @@ def server(start: Callable[..., Server]) -> Server:
 def test_every_way_of_restoring_gives_the_cold_reply(
     start: Callable[..., Server], tmp_path: Path, tokens: int, more: list[str]
 ) -> None:
+    """A restore from the live sequence, a branch, RAM and disk gives the reply of a cold run, at
+    each length and with a pool; a lost or mixed row would change the recalled fact.
+    """
     # A background request would leave a live sequence where the test wants a restore from RAM or
     # disk.
     flags = [*FLAGS, *more, "--no-warm-next", "--kv-cache-dir", str(tmp_path)]
@@ -148,6 +151,9 @@ def test_conversations_under_one_head_do_not_leak(server: Server) -> None:
 
 
 def test_what_is_told_in_passing_is_remembered(server: Server) -> None:
+    """The built-in model recalls facts from free conversation, the newest value where one was
+    corrected.
+    """
     turns = (
         ("my name is Ada and the code of the door is 4711", ("Ada", "4711")),
         ("what's my name?", ("Ada",)),

@@ -93,6 +93,7 @@ def test_a_structured_reply(client: ollama.Client) -> None:
 
 
 def test_a_tool_is_called_and_its_result_taken(client: ollama.Client) -> None:
+    """A call is the same whole and streamed, and its result becomes a part of the next prompt."""
     options = {"temperature": 0, "num_predict": 150, "logit_bias": [["<tool_call>", 100]]}
     messages = list(MESSAGES)
     reply = client.chat("qwen", messages, tools=[weather], think=False, options=options)
@@ -113,6 +114,7 @@ def test_a_tool_is_called_and_its_result_taken(client: ollama.Client) -> None:
 
 
 def test_errors_are_those_that_the_package_knows(client: ollama.Client, server: Server) -> None:
+    """Each refusal reaches the package's users as a ResponseError with the status and the cause."""
     asked: list[tuple[int, str, Callable[[], object]]] = [
         (501, "pyctl serve", lambda: client.pull("qwen")),
         (501, "pyctl serve", lambda: client.delete("qwen")),
@@ -138,6 +140,7 @@ def _cached(response: httpx.Response) -> int:
 
 
 def test_the_cache_is_shared_with_other_apis(server: Server) -> None:
+    """A prompt that came by one API is restored for another one: both render the same tokens."""
     messages = [
         SYSTEM,
         {"role": "user", "content": "Which API asks first does not matter, does it?"},

@@ -30,6 +30,9 @@ def is_sleeping(server: Server) -> bool:
 
 
 def test_it_sleeps_keeps_its_cache_and_wakes(start: Start) -> None:
+    """An idle server unloads its model, answers all that needs no weights, and wakes for a request
+    with its snapshots: the reply is that of a fresh server.
+    """
     server = start("tiny-hybrid", "--exact", "--alias", "tiny", "--sleep-idle-seconds", "3")
     ask_questions(server, "What is in chapter one?")
     until(lambda: is_sleeping(server))
@@ -56,6 +59,9 @@ def test_it_sleeps_keeps_its_cache_and_wakes(start: Start) -> None:
 
 
 def test_embeddings_beside_a_conversation(start: Start) -> None:
+    """Embeddings are equal for equal texts, normalised, and the same in both encodings; they leave
+    the cached conversation and its next reply as they were.
+    """
     server = start("tiny-hybrid", "--embeddings", "--pooling", "mean", is_f32=True)
     first = ask_questions(server, "What is in chapter one?")
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:

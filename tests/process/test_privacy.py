@@ -33,6 +33,9 @@ def question(text: str) -> list[dict[str, str]]:
 
 
 def test_all_files_and_directories_are_for_their_owner_alone(start: Start, tmp_path: Path) -> None:
+    """Even with an umask of 0 no file or directory of the cache, the slots or the log is readable
+    for others, while the server runs and afterwards: their contents are prompts.
+    """
     cache = tmp_path / "new" / "cache"
     slots = tmp_path / "slots"
     log = tmp_path / "log"
@@ -112,6 +115,9 @@ def evil(text: str) -> set[str]:
 def test_clients_write_no_control_characters_and_no_lines_into_the_log(
     start: Start, tmp_path: Path
 ) -> None:
+    """Control characters and line feeds in names, roles, paths and headers are escaped in the log,
+    so that a client can neither forge a line nor reach the reader's terminal.
+    """
     log = tmp_path / "log"
     server = start(
         "tiny-hybrid", "--log-file", str(log), "--no-warm-next"

@@ -64,6 +64,9 @@ def until_taken_in(server: Server, n_tokens: int) -> None:
 def test_a_file_that_was_seen_is_drafted_before_and_after_a_restart(
     start: Start, model: str, tmp_path: Path
 ) -> None:
+    """A reply that repeats a cached text is drafted from it, also after a restart from the files
+    alone, and drafts change no token.
+    """
     flags = (*FLAGS, "--kv-cache-dir", str(tmp_path), "--spec-draft-n-max", "3")
     if model == "tiny-hybrid-nextn":
         flags = (*flags, "--spec-type", "draft-mtp,cache")
@@ -126,6 +129,9 @@ def test_who_sees_no_texts_is_not_drafted_from_them(start: Start, headers: dict[
 
 
 def test_who_does_not_share_is_not_drafted_from(start: Start) -> None:
+    """A request with `cache_prompt: false` neither leaves text for drafts nor is drafted from
+    others'; once all is deleted, the texts are gone, too.
+    """
     server = start("tiny-dense", *FLAGS)
     told = prompt_of(server, "Ada in the garden behind the house " * 12)
     said, alone = reply(server, told, cache_prompt=False)

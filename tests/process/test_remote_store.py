@@ -105,6 +105,7 @@ class Filled:
 
 @pytest.fixture(scope="module")
 def filled(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Filled]:
+    """Start an S3 server, have a server send the snapshots of TEXTS there, and kill that server."""
     directory = tmp_path_factory.mktemp("store")
     port = free_port()
     code = f"from moto.server import main; main(['-H', '127.0.0.1', '-p', '{port}'])"

@@ -42,6 +42,9 @@ def check_directory(directory: Path, budget_mib: int = 64) -> None:
 def test_stop_start_and_go_on(
     start: Callable[..., Server], tmp_path: Path, policy: str, more: tuple[str, ...]
 ) -> None:
+    """Every turn after a restart is restored from disk, nearly whole with the automatic policy, and
+    has the reply of a cold prompt; the directory stays within its budget.
+    """
     flags = [
         "--exact",
         "--kv-cache-dir",

@@ -272,6 +272,9 @@ class Stream:
 def test_a_second_turn_goes_where_the_first_one_was(
     begin: Begin, pair: list[Server], kind: type[Router]
 ) -> None:
+    """The router sends a conversation back to the server that holds it; elsewhere the prompt would
+    be evaluated again.
+    """
     router = begin(kind, pair)
     names = [f"{thing} and {kind.__name__}" for thing in ("stones", "rivers", "birds")]
     for name in names:
@@ -293,6 +296,9 @@ def test_a_second_turn_goes_where_the_first_one_was(
 def test_a_stream_passes_and_ends_though_its_server_is_taken_out(
     begin: Begin, kind: type[Router]
 ) -> None:
+    """The page's command takes a server out of use without breaking its streams; new requests go to
+    the other server meanwhile.
+    """
     router = begin(kind)
     messages = conversation("clouds")
     stream = Stream(router, messages)
@@ -331,6 +337,9 @@ def test_when_a_server_is_killed_the_other_answers(begin: Begin, kind: type[Rout
 def test_what_passes_is_what_the_page_says(
     begin: Begin, pair: list[Server], kind: type[Router]
 ) -> None:
+    """Paths, fields and errors pass through each router as docs/deployment.md states, whose table
+    this keeps true.
+    """
     router = begin(kind, pair)
     messages = conversation(f"apples and {kind.__name__}")
     anthropic = router.ask(messages[1:], "/v1/messages")

@@ -89,6 +89,9 @@ def test_probabilities_are_those_of_one_process(
 def test_turns_edits_branches_and_restarts_are_exact(
     start: Callable[..., Server], lasting: str, tmp_path: Path, name: str, flags: list[str]
 ) -> None:
+    """Each way to go on with a conversation on two workers restores most of its tokens and replies
+    as a cold prompt does.
+    """
     flags = [
         "--rpc",
         lasting,
@@ -127,6 +130,9 @@ def test_turns_edits_branches_and_restarts_are_exact(
 def test_a_lost_worker_ends_the_server_with_the_cache_on_disk(
     start: Callable[..., Server], workers: Workers, tmp_path: Path, is_idle: bool
 ) -> None:
+    """A worker that dies, idle or in the middle of a reply, ends the server with exit code 1, an
+    error for the client, and all snapshots on disk: llama.cpp cannot go on without the worker.
+    """
     processes, rpc = workers()
     flags = [
         "--rpc",

@@ -69,6 +69,9 @@ def test_a_structured_reply_is_parsed(client: openai.OpenAI) -> None:
 
 
 def test_a_tool_is_called_beside_a_schema(client: openai.OpenAI) -> None:
+    """A request with tools and a schema can get either: a forced or chosen call has the tool's own
+    arguments, and a plain reply follows the schema.
+    """
     schema = {
         "name": "Colour",
         "schema": {**Colour.model_json_schema(), "additionalProperties": False},

@@ -44,6 +44,9 @@ def post(server: ServerProcess, path: str, body: Any) -> Any:
 
 
 def test_a_loop_of_ten_calls_evaluates_each_token_once(server: ServerProcess) -> None:
+    """Through ten calls and results no token of the conversation is evaluated twice: an agent's
+    loop costs its length, not the square of it.
+    """
     listed = httpx.get(f"{server.url}/tools", timeout=60, headers=HEADERS).json()
     tools = [tool["definition"] for tool in listed if tool["tool"] in ("child_place", "child_pid")]
     messages: list[dict[str, Any]] = [{"role": "user", "content": "Where are we?"}]

@@ -32,6 +32,9 @@ def test_setup_looks_and_says_what_it_would_do(tmp_path: Path) -> None:
 
 
 def test_the_file_of_a_release_is_taken_where_it_fits(tmp_path: Path) -> None:
+    """Setup takes a release's build that fits the card in place of compiling, assembles it with the
+    CUDA libraries, and leaves no temporary file; a second run changes nothing.
+    """
     home = tmp_path / "data" / "pyctl"
     work = tmp_path / "cache" / "pyctl" / "setup"
     environ = {

@@ -88,6 +88,9 @@ def test_reasoning_comes_before_a_forced_call(client: openai.OpenAI, form: str) 
 def test_the_prompt_after_a_tool_goes_on_where_the_call_ended(
     client: openai.OpenAI, forgetful: openai.OpenAI, form: str, thinks: bool
 ) -> None:
+    """A call that comes back with reordered keys and another id is replaced by the tokens that the
+    model generated, so nothing before the result is evaluated again; with replay off it is.
+    """
     if thinks and form == "json":
         pytest.skip("this template knows no reasoning")
     body = {"logit_bias": {"</think>": 20.0}} if thinks else PLAIN
@@ -129,6 +132,9 @@ def test_the_prompt_after_a_tool_goes_on_where_the_call_ended(
 def test_prompt_resumes_after_restart_with_reordered_tool_keys(
     form: str, start: Callable[..., Server], tmp_path: Path, exact: bool
 ) -> None:
+    """After a restart a prompt whose tools have reordered keys is restored from disk; --exact
+    renders the tools as sent, and evaluates them again.
+    """
     cached = [
         "--kv-cache-dir",
         str(tmp_path),
@@ -187,6 +193,9 @@ CALLING: Any = {
 def test_a_call_that_nobody_forced_follows_the_schema(
     client: openai.OpenAI, thinking: bool, stream: bool
 ) -> None:
+    """A call that the model begins by itself is bound to the schema from its first token, whole and
+    streamed, with and without reasoning.
+    """
     extra = {**CALLING, "chat_template_kwargs": {"enable_thinking": thinking}}
     options: Any = {
         "tools": [TOOL, OTHER],

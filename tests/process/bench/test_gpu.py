@@ -79,6 +79,9 @@ def test_a_conversation_has_its_size_and_repeats_itself() -> None:
 
 
 def test_a_conversation_grows_by_its_replies_and_survives_cuts() -> None:
+    """Each step of a workload has exactly the messages that its name promises: a measured cache hit
+    means nothing if two prompts share less, or more, than the table claims.
+    """
     talk = Conversation("a", 8192)
     steps = follow(grow(talk))
     assert [step.way for step in steps] == ["cold", "append", "append", "regenerate", "branch"]
@@ -101,6 +104,9 @@ def test_a_conversation_grows_by_its_replies_and_survives_cuts() -> None:
 
 
 def test_results_are_on_disk_after_each_finding_and_sections_are_replaced(tmp_path: Path) -> None:
+    """A run that is broken off keeps its measurements, a section that is measured again replaces
+    only itself, and the records of another commit are dropped.
+    """
     results = Results(tmp_path, "tiny", HEAD_OF_PAGE)
     results.begin("base")
     for record in found():
@@ -223,6 +229,9 @@ def test_rates_have_the_mean_length_that_was_asked_for(length: float, n_max: int
 def test_drafts_are_accepted_by_chance(
     length: float, minimum: float, maximum: float, model_path: Callable[[str], Path], tmp_path: Path
 ) -> None:
+    """The server accepts drafts at the rate that yields the requested mean length, so speeds are
+    compared at equal lengths although the weights are random.
+    """
     flags = [
         "-m",
         str(model_path("tiny-hybrid-nextn")),
@@ -263,6 +272,9 @@ def test_only_what_chance_gave_beyond_the_drafts_made_is_luck(
 
 
 def test_prompts_and_replies_have_rows_of_their_own() -> None:
+    """Records that differ in the length of the prompt or of the reply make separate rows; averaged
+    together they would hide the effect of the length.
+    """
     sizes = [
         {"prompt": prompt, "reply": reply} for prompt in (2048, 51200) for reply in (128, 1000)
     ]
@@ -328,6 +340,9 @@ def test_logits_behind_images_are_compared_with_a_cold_run(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Logits behind restored images equal those of a cold run, and the comparison counts a
+    difference: an encoder that changes its output when it runs again is reported.
+    """
     sizes = ((64, 64), (320, 256))
     images.bits(model_path("tiny-hybrid"), tiny_mmproj, "q8_0", sizes)
     first, second = capsys.readouterr().out.splitlines()

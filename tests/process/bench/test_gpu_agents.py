@@ -38,6 +38,9 @@ def asked(agent: int, turn: int, cached: int, evaluated: int, n_predicted: int =
 
 
 def test_agents_share_a_head_and_no_more() -> None:
+    """Two agents share the system message and differ from the first user message on; the same
+    number gives the same agent, so each server gets equal prompts.
+    """
     one, other, again = (Agent(CASES[0], number, options()) for number in (0, 1, 0))
     replies = SimpleNamespace(
         name="pyctl",
@@ -78,6 +81,9 @@ def test_the_floor_counts_a_head_once_and_no_reply() -> None:
 def test_a_case_ends_with_every_request_answered(
     case: str, model_path: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Every agent gets a reply to each turn, and the page shows the counts: no server looks fast
+    because it refused requests.
+    """
     model = f"tiny-hybrid={model_path('tiny-hybrid')}"
     main(
         ["--models", model, *SMALL, "--cases", case, "--results", str(tmp_path), "--flags", "-t 1"]

@@ -62,6 +62,9 @@ def test_the_library_for_llama_server_is_compiled_and_loads(tmp_path: Path) -> N
 def test_a_file_is_written_again(
     share: str, model_path: Callable[[str], Path], tmp_path: Path
 ) -> None:
+    """A head that is right for the given share of positions has nearly all of its drafts accepted,
+    or nearly none: the benchmark controls acceptance without a trained model.
+    """
     shape = "tiny-hybrid-nextn"
     command = [
         sys.executable,

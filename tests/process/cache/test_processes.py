@@ -101,6 +101,9 @@ def may_make_namespaces() -> bool:
 
 @pytest.mark.skipif(not may_make_namespaces(), reason="no right to make namespaces")
 def test_two_containers_share_a_volume(tmp_path: Path, open_store: Opener) -> None:
+    """Recovery leaves the temporary file of a writer in another namespace of process ids alone: it
+    cannot look the writer up there, and removing the file would lose the snapshot.
+    """
     go = tmp_path / "go"
     command = [
         "unshare",
@@ -146,6 +149,9 @@ def kill(child: multiprocessing.process.BaseProcess) -> None:
 
 
 def test_reads_while_recovering_and_writing(open_store: Opener) -> None:
+    """A read beside writes and a recovery in other threads finds the right bytes or nothing; every
+    entry that stays is readable.
+    """
     made = all_snapshots()
     store = open_store(budget=BUDGET)
     errors: list[BaseException] = []
@@ -209,6 +215,9 @@ def serve_for_ever(directory: str, first: int, served: ctypes.c_int) -> None:
 
 
 def test_a_killed_tier_leaves_nothing_that_stays(tmp_path: Path) -> None:
+    """After a kill at any moment the directory is consistent, within its budget, and without
+    temporary files; the index counts every byte. A kill loses one label at most.
+    """
     choice = random.Random(1)
     found = []
     for number in range(max(ROUNDS // 4, 3)):
@@ -295,6 +304,9 @@ def test_a_look_from_another_process_leaves_the_index_alone(
 def test_two_processes_hold_one_budget_whoever_is_killed_or_looks(
     open_store: Opener, tmp_path: Path
 ) -> None:
+    """Two writers of one directory stay within its budget together, and read no wrong bytes, while
+    one of them is killed again and again and others list the directory.
+    """
     directory = tmp_path / "cache"
     store = open_store(directory=directory, budget=BUDGET)
     for number in range(max(ROUNDS // 4, 4)):

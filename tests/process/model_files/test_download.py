@@ -245,6 +245,9 @@ def test_without_a_word_whether_it_is_the_same_it_is_fetched_anew(
 def test_a_server_that_falls_silent_is_asked_again(
     serve: Callable[..., httpx.URL], tmp_path: Path
 ) -> None:
+    """A connection without a byte for the limit is given up, and the next request begins at the
+    first missing byte: a stalled download neither hangs nor starts again.
+    """
     asked_again = threading.Event()
 
     def silent(handler: Handler, _: int) -> None:
@@ -301,6 +304,9 @@ def test_a_disk_without_room_is_told_before_anything_is_written(
 def test_two_that_fetch_the_same_file_share_the_work(
     serve: Callable[..., httpx.URL], tmp_path: Path
 ) -> None:
+    """The second download of a file waits for the first one and sends no request; two writers of
+    one file would ruin it.
+    """
     begun = threading.Event()
 
     def slow(handler: Handler, n: int) -> None:
@@ -322,6 +328,9 @@ def test_two_that_fetch_the_same_file_share_the_work(
 def test_every_part_of_an_address_tells_models_apart(
     serve: Callable[..., httpx.URL], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Addresses that differ in host, path or query have different files, else one model is served
+    in place of another; each is found again without a network.
+    """
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     base = str(serve(whole())).removesuffix("/x/m.gguf")
     found = {

@@ -63,6 +63,7 @@ class Hub(Handler):
         self.send(status, body, **headers)
 
     def _answer(self) -> tuple[int, bytes, dict[str, str]]:
+        """Return status, body and headers for the path of the request."""
         Hub.seen.append(self.path)
         if Hub.broken:
             return 503, b"", {}
@@ -146,6 +147,9 @@ def run(hub: str, tmp_path: Path) -> Run:
 
 
 def test_the_quant_is_chosen_as_llama_server_does(run: Run) -> None:
+    """Q4_K_M comes before Q8_0, and Q8_0 before the first file; a quant in the name, a file or a
+    token is respected. Another choice than llama-server's would fetch gigabytes in vain.
+    """
     model = {"hf_repo": "org/model-GGUF"}
     assert run(
         model,
@@ -220,6 +224,9 @@ def test_a_vision_encoder_that_is_none(run: Run) -> None:
 
 
 def test_what_was_fetched_is_found_without_a_network(run: Run, hub: str) -> None:
+    """A fetched model needs no network again: not with --offline, and not where the hub cannot be
+    reached or fails; --offline sends no request at all.
+    """
     split = {"hf_repo": "org/model-GGUF:BF16"}
     small = {"hf_repo": "org/model-GGUF"}
     fetched = run(split, small)
@@ -251,6 +258,9 @@ def test_a_split_model_of_which_a_part_is_missing(run: Run, tmp_path: Path) -> N
 
 
 def test_what_the_hub_does_not_have(run: Run, hub: str) -> None:
+    """Each error names the cause and the remedy: a missing model, quant or file with those that
+    exist, terms that have to be accepted, and --offline without a download.
+    """
     assert run(
         {"hf_repo": "org/nothing"},
         {"hf_repo": "org/model-GGUF:Q5_K_M"},

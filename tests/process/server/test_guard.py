@@ -80,6 +80,9 @@ def test_more_connections_than_files_are_few_lines_of_log() -> None:
 
 
 def test_beyond_the_limit_silent_ones_make_room_and_busy_ones_do_not() -> None:
+    """A new connection beyond the limit closes the oldest one that has sent nothing; if all have
+    begun a request, the new one gets 503. A crowd of silent clients must not lock others out.
+    """
     head = (
         b"POST /completion HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\ncontent-length: "
         b"400\r\n\r\n"
@@ -143,6 +146,9 @@ SLOW_BODY = b"POST /completion HTTP/1.1\r\nhost: a\r\ncontent-length: 100000\r\n
 
 
 def test_what_is_not_said_in_time_ends_the_connection() -> None:
+    """A head or body that comes too slowly ends its connection with 408, however it drips: a client
+    cannot hold a connection open by sending a byte at a time.
+    """
     # Each has some seconds for the first thing it says: this process may have to wait for its turn.
     constants = ["HEAD_SECONDS=4", "BODY_SECONDS=4", "BODY_RATE=1000"]
     with server(constants=constants) as process, ThreadPoolExecutor() as side_by_side:
@@ -166,6 +172,9 @@ def test_what_is_not_said_in_time_ends_the_connection() -> None:
 
 
 def test_who_was_answered_may_take_longer_to_ask_again() -> None:
+    """A connection that had a reply is kept for KEPT_SECONDS, a new one for HEAD_SECONDS; as soon
+    as the next head has begun, the shorter limit applies to it again.
+    """
     request = b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n"
 
     def answer(connection: socket.socket) -> bytes:
@@ -234,6 +243,9 @@ def test_clients_give_up_kept_connections_before_the_server_does() -> None:
 
 
 def test_long_replies_and_fast_bodies_are_left_alone() -> None:
+    """The limits end slow clients alone: a large body that comes quickly is read, and a stream
+    stays open beyond all limits, until the server ends it with an error.
+    """
     constants = ["HEAD_SECONDS=3", "BODY_SECONDS=3", "BODY_RATE=1000"]
     with server(constants=constants) as process:
         address = line(process)
@@ -258,6 +270,9 @@ def test_long_replies_and_fast_bodies_are_left_alone() -> None:
 
 
 def test_a_client_that_takes_nothing_of_its_reply_is_left() -> None:
+    """A client that reads none of its replies loses its connection after WRITE_SECONDS, else it
+    would hold the memory of its replies for ever.
+    """
     with server(constants=["WRITE_SECONDS=2"]) as process:
         address = line(process)
         parts = urlsplit(address)

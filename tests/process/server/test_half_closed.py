@@ -34,6 +34,7 @@ class App:
         self._starts = starts
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer when ``opened``, unless the client leaves first."""
         while (await receive()).get("more_body"):
             pass
         if self._starts:

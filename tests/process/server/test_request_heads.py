@@ -9,6 +9,9 @@ CLOSE = b"connection: close\r\n\r\n"
 
 
 def test_empty_lines_and_absolute_targets() -> None:
+    """Empty lines before a request (RFC 9112, 2.2) and targets in absolute form (3.2.2) are
+    accepted; proxies and old clients send both.
+    """
     with server() as process:
         address = line(process)
         host = address.removeprefix("http://").encode()

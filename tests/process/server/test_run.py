@@ -151,6 +151,9 @@ LOADING = {"error": {"code": 503, "message": "Loading model", "type": "unavailab
 
 
 def test_everything_waits_for_the_model() -> None:
+    """While the model loads, each API answers 503 in its own form, with the headers that pages and
+    retries need, and the web page is served; afterwards the same application serves the model.
+    """
     bench = Bench(play("x"))
     gate = LoadingApp(create_loading_app(AppState(ServerSettings())), seconds=0.01)
     client = Client.to_app(gate)

@@ -50,6 +50,7 @@ class Echo:
     def stream(
         self, messages: Sequence[Mapping[str, Any]], fields: Mapping[str, Any] | None = None
     ) -> Generator[ReplyEvent, None, None]:
+        """Yield the events that the last message calls for."""
         text = messages[-1]["content"]
         if text == "long":
             yield PromptProgress(1000, 250, 600.0)
