@@ -396,6 +396,7 @@ def _both(
 
 
 def _chat(chat: dict[str, Any]) -> Iterator[Probe]:
+    """Yield chat completions with tools, reasoning, probabilities, stop words and schemas."""
     path = "/v1/chat/completions"
     long = {**chat, "max_tokens": 200}
     tools = {
@@ -496,6 +497,7 @@ def _going_on(path: str, long: dict[str, Any], text: tuple[str, ...]) -> Iterato
 
 
 def _tools_anthropic(messages: dict[str, Any]) -> Iterator[Probe]:
+    """Yield requests of the Messages API with tools, thinking and stop sequences."""
     tool = {"name": "weather", "input_schema": TOOL["function"]["parameters"]}
     body = {
         **messages,
@@ -537,6 +539,7 @@ def _tools_responses(responses: dict[str, Any]) -> Iterator[Probe]:
 
 
 def _facts() -> Iterator[Probe]:
+    """Yield requests about the server and its models, with wrong methods, and from pages."""
     for path in ("/health", "/v1/health"):
         yield Probe(path, "", "GET", show=("*",))
     for path in ("/models", "/v1/models"):
@@ -579,6 +582,7 @@ def _facts() -> Iterator[Probe]:
 
 
 def _text() -> Iterator[Probe]:
+    """Yield requests that tokenize, detokenize and render."""
     everything = ("*",)
     bodies: tuple[tuple[str, dict[str, Any]], ...] = (
         ("text", {"content": "Hello Äpfel 🍏"}),
@@ -625,6 +629,7 @@ def _text() -> Iterator[Probe]:
 
 
 def _slots() -> Iterator[Probe]:
+    """Yield requests that save, restore and erase a slot, valid and not."""
     fill = {"prompt": "abcabcabc", "n_predict": 2, "temperature": 0, "id_slot": 1}
     yield Probe("/slots/1", "fill it", path="/completion", body=fill, show=("id_slot",))
     for what, path, body in (
@@ -676,6 +681,7 @@ def _refused() -> Iterator[Probe]:
 
 
 def _embeddings() -> Iterator[Probe]:
+    """Yield requests to a server of embeddings, and others that it refuses."""
     for path in ("/v1/embeddings", "/embeddings", "/embedding"):
         for what, body in (
             ("input", {"input": "hello"}),
@@ -715,6 +721,7 @@ def _embeddings() -> Iterator[Probe]:
 
 
 def _keys() -> Iterator[Probe]:
+    """Yield requests with and without a key, to paths with and without a prefix."""
     cases: tuple[tuple[str, dict[str, str]], ...] = (
         ("no key", {}),
         ("wrong key", {"Authorization": "Bearer wrong"}),

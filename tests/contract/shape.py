@@ -124,6 +124,9 @@ def differences(theirs: Reduced, ours: Reduced, show: tuple[str, ...] = ()) -> l
 
 
 def _compare(a: Any, b: Any, path: str, show: tuple[str, ...], shown: bool) -> Iterator[str]:
+    """Yield the differences of two JSON values at ``path``; ``shown`` compares values, and not only
+    types and members.
+    """
     if isinstance(a, dict) and isinstance(b, dict):
         for name in sorted({*a, *b}):
             inner = f"{path}.{name}" if path else name

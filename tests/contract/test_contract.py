@@ -107,6 +107,7 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Verdict]
     with ExitStack() as opened:
 
         def subject(name: str, command: tuple[str, ...], group: str) -> Subject:
+            """Return a server with the flags of ``group``, which starts with its first request."""
             slots = directory / f"slots-{name}"
             slots.mkdir(exist_ok=True)
             own = [

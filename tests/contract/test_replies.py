@@ -214,6 +214,9 @@ def replies(family: Family) -> Iterator[tuple[str, str]]:
 
 
 def rendered(family: Family, arguments: list[dict[str, Any]]) -> str:
+    """Return calls with these arguments as the family's template writes them, without the header
+    and the end of the message.
+    """
     as_object = family.template().capabilities.object_arguments
     calls = [
         {
@@ -282,6 +285,9 @@ def names() -> list[str]:
 
 @pytest.mark.parametrize("name", names())
 def test_replies_mean_the_same(parser: subprocess.Popen[str], name: str) -> None:
+    """pyctl reads the reasoning, content and calls that llama-server reads in each reply;
+    differences need an entry in REASONS, so that a client can change servers.
+    """
     family = family_of(name)
     chat = ChatFormat(family.template(), ByteTokenizer(("<s>", "</s>"), bos="<s>", eos="</s>"))
     tools = tools_for(family)

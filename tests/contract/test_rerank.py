@@ -40,6 +40,7 @@ BODIES: list[dict[str, Any]] = [
 def servers(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[list[ServerProcess]]:
+    """Yield llama-server and pyctl on the same reranker."""
     if not LLAMA_SERVER:
         pytest.skip("LLAMA_SERVER does not name a llama-server to compare with")
     directory: Path = tmp_path_factory.mktemp("rerank")
@@ -77,6 +78,7 @@ def servers(
 def test_ranks_are_those_of_llama_server(
     servers: list[ServerProcess], body: dict[str, Any]
 ) -> None:
+    """Ranks, their order and the errors are llama-server's; scores differ by rounding only."""
     theirs, ours = (
         httpx.post(f"{server.url}/v1/rerank", json=body, timeout=60) for server in servers
     )

@@ -66,6 +66,7 @@ class Tab:
     def __init__(
         self, browser: Browser, url: str, options: Mapping[str, Any] | None = None
     ) -> None:
+        """Open an empty page with the scripts that record its problems and announcements."""
         self.context: BrowserContext = browser.new_context(
             **{
                 "viewport": {"width": 1400, "height": 900},

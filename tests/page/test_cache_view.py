@@ -127,6 +127,9 @@ def tab(open_tab: OpenTab, own_server: ServerProcess) -> Tab:
 
 
 def test_the_tree_is_that_of_the_server(tab: Tab) -> None:
+    """Each prefix of GET /cache has a row with its size and text; the rows that a reply used, saved
+    or lies on are marked: the view must not show a cache that the server does not have.
+    """
     tab.page.evaluate(KEEP_LIT)
     tab.configure(system=manual("trees", 40))
     tab.page.get_by_role("button", name="New chat").click()
@@ -195,6 +198,9 @@ def counting(tab: Tab, saved: object) -> None:
 
 
 def test_the_headline_is_the_time_saved_for_all_clients(tab: Tab) -> None:
+    """The headline shows the time saved today and in all from the server's sums, one only where
+    both are equal, and the waiting where an older server sends none.
+    """
     headline = tab.page.locator("#cache .headline")
     nothing = {"seconds": 0.0, "tokens": 0, "requests": 0}
     today = {"seconds": 83.4, "tokens": 120_400, "requests": 84}
@@ -217,6 +223,9 @@ def test_the_headline_is_the_time_saved_for_all_clients(tab: Tab) -> None:
 
 
 def test_a_request_is_stopped_where_it_runs(tab: Tab) -> None:
+    """The row of a running request has a button that ends it on the server, after a question, and
+    the chat shows who stopped it.
+    """
     tab.configure(system=manual("stops", 40))
     tab.page.get_by_role("button", name="New chat").click()
     tab.say("Hello", saying("Yes."))
@@ -277,6 +286,9 @@ def test_a_prefix_that_adds_a_line_end_is_shown_by_the_words_before_it(tab: Tab)
 
 
 def test_pin_survives_and_drop_removes(empty_server: ServerProcess, open_tab: OpenTab) -> None:
+    """A pin survives a reload and hides the button to drop; a dropped prefix is gone from the view,
+    RAM and disk.
+    """
     tab = open_tab(empty_server.url)
     tab.page.get_by_text("The cache is empty.").wait_for()
     assert not tab.page.locator("#cache .headline").count(), "no sums of nothing"
@@ -308,6 +320,9 @@ def test_pin_survives_and_drop_removes(empty_server: ServerProcess, open_tab: Op
 
 
 def test_drop_all_asks_and_warm_makes_ready(empty_server: ServerProcess, open_tab: OpenTab) -> None:
+    """Dropping everything asks first; prewarming then evaluates the open conversation once, and its
+    next reply evaluates next to nothing.
+    """
     tab = open_tab(empty_server.url)
     tab.say(manual("warmth", 12))
     until_settled(tab)
@@ -356,6 +371,9 @@ def test_the_tree_is_walked_with_the_keyboard(tab: Tab) -> None:
 
 
 def test_a_button_that_is_used_stays_while_its_row_is_drawn_anew(tab: Tab) -> None:
+    """A button keeps the focus while news redraw its row, else a keyboard user would lose the place
+    every second.
+    """
     tab.say(manual("buttons", 12), saying("Yes."))
     until_settled(tab)
     row = tab.page.locator("#cache .node").last

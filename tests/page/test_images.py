@@ -68,6 +68,9 @@ def sent(tab: Tab, text: str) -> tuple[list[Any], dict[str, Any]]:
 
 
 def test_pictures_go_along_and_are_seen_once(open_tab: OpenTab, seeing: ServerProcess) -> None:
+    """A picture is sent unchanged, shown after a reload, and sent again with the next turn, which
+    restores its rows in place of evaluating them.
+    """
     tab = open_tab(seeing.url)
     png = of_kind("png")
     attach(tab, png, of_kind("webp", 640, 480))

@@ -27,6 +27,9 @@ def exported(tab: Tab) -> str:
 
 
 def test_one_conversation_is_exported_for_people(tab: Tab) -> None:
+    """The Markdown of one conversation is readable and complete, its JSON can be imported, and both
+    have a file name of its title.
+    """
     tab.say("Which fence holds ```?", saying("This one:\n\n- it"))
     entry = tab.page.locator("#list li").first
     for verb, name in (
@@ -70,6 +73,9 @@ def wipe(tab: Tab) -> None:
 
 
 def test_export_wipe_and_import_give_the_same_trees(tab: Tab) -> None:
+    """An export restores every conversation with all branches after all were deleted; a second
+    import makes copies and overwrites nothing.
+    """
     tab.say("One", saying("First ä✓."))
     tab.say("Two", saying("Second."))
     tab.act(tab.replies.last.get_by_role("button", name="Regenerate reply"))
@@ -183,6 +189,9 @@ def test_a_hostile_export_is_text(tab: Tab) -> None:
 
 
 def test_a_branch_of_no_message_opens_the_last_one(tab: Tab) -> None:
+    """Imported branches may name no message, or a member of every JavaScript object: the
+    conversation opens, or the import fails, and the page works on.
+    """
     message = {"parent": None, "role": "user", "content": "Am I here?", "created": 1}
     tree = {
         "messages": {"m": message},
@@ -204,6 +213,9 @@ def test_a_branch_of_no_message_opens_the_last_one(tab: Tab) -> None:
 
 
 def test_a_preset_is_kept_and_sent(tab: Tab) -> None:
+    """Only the fields that a preset sets are sent, the others show the server's defaults; each chat
+    keeps its preset, also after a reload.
+    """
     params = tab.server("props")["default_generation_settings"]["params"]
     tab.page.keyboard.press("Control+,")
     for name in ("temperature", "top_p", "top_k", "min_p"):
@@ -341,6 +353,9 @@ def test_500_messages_stay_smooth(tab: Tab) -> None:
 
 
 def test_search_rename_and_delete(tab: Tab) -> None:
+    """Search finds titles and texts, a new title is kept as plain text, and a deletion that is
+    cancelled deletes nothing.
+    """
     tab.say("About lamps", saying("They are lit."))
     tab.page.get_by_role("button", name="New chat").click()
     tab.say("About doors", saying("They are shut, says Zoe."))
@@ -399,6 +414,9 @@ def test_a_conversation_is_listed_under_its_day(tab: Tab) -> None:
 
 
 def test_a_pinned_conversation_stays_on_top(tab: Tab) -> None:
+    """A pin moves a conversation to the top, survives reload, export and import, and its button
+    keeps the focus.
+    """
     for title in ("Lamps", "Doors"):
         put_conversation(tab, title)
     pin = tab.page.get_by_role("button", name="Pin conversation", exact=True)
@@ -465,6 +483,9 @@ IN_VIEW = (
 
 
 def test_search_opens_the_place_also_in_another_branch(tab: Tab) -> None:
+    """A hit opens its conversation in the branch of the found message, with that message in view
+    and focused.
+    """
     day = 86_400_000
     now = tab.page.evaluate("Date.now()")
     messages: dict[str, Any] = {}

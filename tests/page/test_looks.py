@@ -46,6 +46,9 @@ def full(open_tab: OpenTab, server: ServerProcess, request: pytest.FixtureReques
 
 
 def test_all_of_it_works_with_the_keyboard_alone(open_tab: OpenTab, server: ServerProcess) -> None:
+    """Writing, editing, panels and a walk through every control work without a mouse; each place
+    shows its focus, and the walk comes round.
+    """
     tab = open_tab(server.url)
     keyboard = tab.page.keyboard
     assert tab.page.evaluate("document.activeElement.id") == "text"
@@ -111,6 +114,9 @@ def test_the_dialog_keeps_the_focus_and_gives_it_back(
 
 
 def test_keys_and_the_model_are_explained(open_tab: OpenTab, server: ServerProcess) -> None:
+    """ "?" lists the keys only outside of a text field, and the dialog about the model shows the
+    values of GET /props.
+    """
     tab = open_tab(server.url)
     tab.page.keyboard.press("?")
     dialog = tab.page.locator("#dialog")
@@ -164,6 +170,7 @@ IN_SIGHT = (
 
 
 def test_tab_goes_through_a_dialog_as_it_is_read(open_tab: OpenTab, server: ServerProcess) -> None:
+    """Buttons of a dialog are focused from left to right, as they are read."""
     tab = open_tab(server.url)
     tab.page.locator("#list li").first.hover()
     tab.page.locator("#list").get_by_role("button", name="Conversation options").click()
@@ -194,6 +201,9 @@ PHONE = {
 
 
 def test_a_phone_is_wide_enough(open_tab: OpenTab, server: ServerProcess) -> None:
+    """At 360 pixels nothing is wider than the screen, no control too small for a finger, and both
+    side panels open and close, upright and turned.
+    """
     tab = open_tab(server.url, PHONE)
     tab.page.fill(
         "#text", "A question from a phone, with averylongwordthatdoesnotendforalongtime" + "x" * 60
@@ -254,6 +264,9 @@ def test_a_phone_is_wide_enough(open_tab: OpenTab, server: ServerProcess) -> Non
 
 
 def test_the_look_is_chosen(open_tab: OpenTab, server: ServerProcess) -> None:
+    """A chosen look survives a reload; choosing the system's own look again follows the system from
+    then on.
+    """
     tab = open_tab(server.url, {"color_scheme": "light"})
     ground = "getComputedStyle(document.body).backgroundColor"
     light = tab.page.evaluate(ground)

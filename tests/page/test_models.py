@@ -17,6 +17,7 @@ from tests.page.conftest import OpenTab
 def two_models(
     model_path: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
+    """Yield a server of two models, of which one is loaded at a time."""
     place = tmp_path_factory.mktemp("two")
     (place / "models").mkdir()
     for name in ("tiny-hybrid", "tiny-dense"):
@@ -40,6 +41,9 @@ def statuses(tab: Tab) -> dict[str, str]:
 
 
 def test_each_conversation_keeps_its_model(two_models: ServerProcess, open_tab: OpenTab) -> None:
+    """Opening the page loads no model; each conversation sends its own model's name, and going back
+    to it finds its cache.
+    """
     tab = open_tab(two_models.url)
     menu = tab.page.get_by_label("Model", exact=True)
     short = {"max_tokens": 3}

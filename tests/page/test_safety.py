@@ -27,6 +27,9 @@ RAN = "() => { window.alert = () => { document.body.dataset.ran = '1'; }; }"
 
 @pytest.mark.parametrize("reply", REPLIES)
 def test_a_hostile_reply_runs_nothing_and_asks_for_nothing(tab: Tab, reply: str) -> None:
+    """A reply's text never runs a script, changes the page or sends a request; its links carry no
+    referrer and no script.
+    """
     tab.page.evaluate(RAN)
     tab.say("Attack me.", saying(reply))
     tab.until(lambda: tab.replies.last.locator("p").count() > 3)
@@ -88,6 +91,9 @@ def test_the_policy_stops_what_the_renderer_would_let_through(tab: Tab) -> None:
 
 
 def test_a_page_of_another_origin_learns_nothing(tab: Tab) -> None:
+    """A page of another origin can neither read the cache, which shows texts of prompts, nor change
+    it.
+    """
     tab.expected += ["CORS", "Failed to load resource", "status of 40[03]", "elsewhere.example"]
     tab.page.route(
         "http://elsewhere.example/",
@@ -110,6 +116,9 @@ def test_a_page_of_another_origin_learns_nothing(tab: Tab) -> None:
 def test_the_key_is_asked_for_once_and_kept(
     open_tab: OpenTab, browser: object, tmp_path: Path
 ) -> None:
+    """A wrong key is asked for again, the right one is kept and sent with every later request, and
+    never in an address; without it the stored conversation stays readable.
+    """
     with ServerProcess((*SERVE, "--api-key", "sesame"), tmp_path / "log") as server:
         tab = open_tab(server.url, ready=False)
         tab.expected.append("status of 401")

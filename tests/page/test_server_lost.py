@@ -32,6 +32,9 @@ def written(tab: Tab) -> set[str]:
 
 
 def test_the_server_is_restarted_under_the_page(open_tab: OpenTab, tmp_path: Path) -> None:
+    """A server killed in the middle of a reply leaves the text that came, with an error; once it is
+    back the page repeats the request, which is restored from disk.
+    """
     disk = (
         "--kv-cache-dir",
         str(tmp_path / "disk"),

@@ -21,6 +21,9 @@ def manual(of: str, n_rules: int = 80) -> str:
 
 
 def test_from_the_first_message_to_the_last_token(tab: Tab) -> None:
+    """The figures beside a reply are those of the server, the second turn is restored from the live
+    sequence, and the title, list and screen reader follow.
+    """
     assert tab.page.get_by_role("heading", name="Start a conversation").is_visible()
     first = tab.say(FACTS)
     assert tab.texts() == [FACTS, "Noted: your name is Ada; the code of the north door is 4711."]
@@ -71,6 +74,9 @@ def test_stop_keeps_what_was_said_and_frees_the_server(tab: Tab, key: str) -> No
 
 
 def test_an_edited_message_is_a_branch_that_resumes_from_what_both_share(tab: Tab) -> None:
+    """An edit makes a branch and keeps the old one; only tokens behind the edit are evaluated, and
+    both branches survive a reload.
+    """
     tab.configure(system=manual("branches"))
     tab.page.get_by_role("button", name="New chat").click()
     tab.say(FACTS)
@@ -108,6 +114,7 @@ def test_an_edited_message_is_a_branch_that_resumes_from_what_both_share(tab: Ta
 
 
 def test_a_long_prompt_shows_how_far_it_is(tab: Tab) -> None:
+    """While a long prompt is evaluated, its progress and the remaining time are visible."""
     long = " ".join(f"The {i * 7919 % 1000}th lamp of hall {i} is lit." for i in range(150))
     tab.page.evaluate(
         """() => {
@@ -173,6 +180,9 @@ def test_where_a_prompt_differed_is_said_in_words(tab: Tab) -> None:
 
 
 def test_text_files_go_along(tab: Tab) -> None:
+    """Files that are attached are sent as text with their names, a PDF as the text in it; one that
+    was removed is not sent.
+    """
     with tab.page.expect_file_chooser() as choosing:
         tab.page.get_by_role("button", name="Attach").click()
     files = [
@@ -263,6 +273,9 @@ def test_two_tabs_of_one_browser_lose_nothing(tab: Tab) -> None:
 
 
 def test_a_reply_goes_on_through_a_reload(tab: Tab) -> None:
+    """A page that is reloaded during a reply shows all of it, and can stop it: the reply belongs to
+    the server, not to the tab.
+    """
     numbers = ", ".join(str(number) for number in range(300))
     tab.begin("Count.", saying(numbers))
     tab.page.wait_for_selector(".message.busy .tail:not(:empty)")
@@ -293,6 +306,9 @@ def test_a_reply_goes_on_through_a_reload(tab: Tab) -> None:
 
 
 def test_the_model_gives_a_conversation_its_title(tab: Tab) -> None:
+    """The title comes from the model once, after the first reply, and only while the server is
+    idle: it must not delay a reply.
+    """
     title = {"choices": [{"message": {"content": '"Lamps at the Door".\n\nand more'}}]}
     asked: list[dict[str, Any]] = []
 

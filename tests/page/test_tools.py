@@ -57,6 +57,9 @@ def runs(tab: Tab) -> list[str]:
 
 
 def test_a_call_is_confirmed_and_run_and_each_token_evaluated_once(tab: Tab) -> None:
+    """A call runs after a click and not before; the turn with its result evaluates the result
+    alone.
+    """
     page = tab.page
     assert page.locator("#tools").inner_text() == "Tools 2"
     first = tab.say("Where are we?", forced("child_place"))
@@ -83,6 +86,9 @@ def until_called(tab: Tab, n_calls: int) -> None:
 
 
 def test_what_is_allowed_in_a_chat_runs_there_until_it_is_stopped(tab: Tab) -> None:
+    """A permission for one chat runs its calls until Escape stops them; a reload starts no call,
+    and another chat asks the user again.
+    """
     tab.say("Where are we?", forced("child_place"))
     tab.replies.last.get_by_role(
         "button", name="Allow in this chat"
@@ -147,6 +153,9 @@ def test_nothing_comes_between_a_reply_and_its_calls(tab: Tab) -> None:
 
 
 def test_a_refused_call_does_not_run_and_what_is_off_is_not_offered(tab: Tab) -> None:
+    """The model is told of a refusal in place of a result; a tool that is switched off is no longer
+    shown.
+    """
     page = tab.page
     tab.say("Where are we?", forced("child_place"))
     tab.configure(json=json.dumps(short()))

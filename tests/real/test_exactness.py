@@ -89,6 +89,9 @@ def talk(to: Conversations, few: str, many: str) -> None:
 def test_restored_conversations_are_those_of_a_cold_server(
     start: Callable[..., Server], tmp_path: Path, name: str, flags: tuple[str, ...]
 ) -> None:
+    """Through edits, branches, restarts and a kill, --exact replies equal a cold server's in every
+    token and probability; others part only where rounding can exchange the two best tokens.
+    """
     kept = (
         "--kv-cache-dir",
         str(tmp_path),

@@ -29,6 +29,9 @@ ROUNDS = ("What does the class do?", "Which method changes nothing?", "What is a
 def test_models_behind_one_address_answer_as_each_alone(
     start: Callable[..., Server], model_path: Callable[[str], Path], tmp_path: Path
 ) -> None:
+    """Models that displace one another reply as each does alone, over kills of the server, and
+    restore from their own caches.
+    """
     asked = [[{"role": "user", "content": f"{CODE}\n{question}"}] for question in ROUNDS]
     alone: dict[str, list[Reply]] = {}
     for name in NAMES:

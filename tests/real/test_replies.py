@@ -137,6 +137,7 @@ def test_replies_fit_their_schemas_as_often_as_those_of_llama_server(pair: Pair)
 def test_drafts_of_a_rewriting_change_nothing_but_near_ties(
     start: Callable[..., Server], name: str
 ) -> None:
+    """Accepted drafts change a greedy reply only where rounding can exchange the two best."""
     lines = CODE if name == "coder" else CODE[:200]
     asked = [
         {
