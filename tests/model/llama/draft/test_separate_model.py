@@ -5,111 +5,33 @@ restores.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from llama_cpp import llama_cpp as api
 
-from pyctl.cache.snapshot import NOTHING, Block
 from pyctl.engine.backend import SequenceTokens
 from pyctl.errors import ModelError
 from pyctl.llama.draft.separate_model import SeparateModel
-from pyctl.llama.llama_backend import LlamaBackend
-from pyctl.llama.loader import Loaded
 from pyctl.llama.settings.model_settings import ModelSettings
 from pyctl.llama.settings.params import ModelParams, context_params
 from pyctl.llama.settings.resolved import Resolved
-from pyctl.prompt import as_tokens
-
-N = 3
-N_VOCAB = 282
-SHAPES = ["tiny-draft", "tiny-hybrid-draft"]
-TIE = 0.05
-"""Logits that are this close may come out in another order by batches of another width."""
-
-
-def tokens_of(text: str) -> list[int]:
-    return [69 + ord(char) - ord("a") if char.isalpha() else 188 for char in text.lower()]
-
-
-PROMPT = tokens_of("once upon a time there was a sea and on the sea there was a ship") * 3
-
-
-class PlainModel:
-    """The same file on a backend: what it says after any tokens, evaluated from the start."""
-
-    def __init__(self, backend: LlamaBackend) -> None:
-        self._backend = backend
-
-    def check(self, tokens: Sequence[int], draft: Sequence[int], n: int = N) -> None:
-        """Fail unless ``draft`` is what follows ``tokens``, greedily, except where two tokens are
-        equally likely.
-        """
-        backend = self._backend
-        backend.memory.clear(0)
-        for first in range(0, len(tokens), 64):
-            backend.evaluate(0, as_tokens(tokens[first : first + 64]), first)
-        position = len(tokens)
-        assert len(draft) == n
-        for token in draft:
-            logits = backend.logits(0)
-            assert logits[token] > logits.max() - TIE
-            backend.evaluate(0, as_tokens([token]), position)
-            position += 1
-
-
-def open_draft(
-    path: Path, n_seqs: int = 1, n_ctx: int = 1024, p_min: float = 0.0, **more: object
-) -> SeparateModel:
-    settings = ModelSettings(path=str(path), n_seqs=n_seqs, n_threads=1, n_ubatch=64, n_batch=64)
-    params = ModelParams(settings)
-    model = api.llama_model_load_from_file(str(path).encode(), params.struct)
-    context = api.llama_init_from_model(
-        model, context_params(Resolved.from_settings(settings), n_ctx)
-    )
-    return SeparateModel(model, context, N_VOCAB, p_min=p_min, **more)
-
-
-@pytest.fixture(params=SHAPES)
-def shape(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture
-def opened(shape: str, model_path: Callable[[str], Path]) -> Iterator[Callable[..., SeparateModel]]:
-    models: list[SeparateModel] = []
-
-    def get(**given: object) -> SeparateModel:
-        models.append(open_draft(model_path(shape), **given))
-        return models[-1]
-
-    yield get
-    for model in models:
-        model.close()
-
-
-@pytest.fixture
-def reference(shape: str, open_model: Callable[..., Loaded]) -> PlainModel:
-    return PlainModel(open_model(shape).backend)
-
-
-def feed(
-    model: SeparateModel, tokens: Sequence[int], seq: int = 0, start: int = 0, width: int = 50
-) -> None:
-    for first in range(start, len(tokens), width):
-        model.follow(seq, tokens[first : first + width], first, None)
-
-
-def guess(model: SeparateModel, tokens: Sequence[int], *sure: int, seq: int = 0) -> tuple[int, ...]:
-    """Return the draft behind ``tokens``, which are followed already, and ``sure`` ones."""
-    return model.draft([SequenceTokens(seq, sure, len(tokens), len(sure))], N)[0]
+from tests.model.llama.draft.separate import (
+    N_VOCAB,
+    PROMPT,
+    N,
+    PlainModel,
+    feed,
+    guess,
+    saved,
+)
 
 
 def test_drafts_are_what_the_model_would_say(
-    opened: Callable[..., SeparateModel], reference: PlainModel
+    open_separate: Callable[..., SeparateModel], reference: PlainModel
 ) -> None:
-    model = opened()
+    model = open_separate()
     feed(model, PROMPT)
     text = PROMPT
     for n_sure in (1, 2, 5, 70):
@@ -125,41 +47,14 @@ def test_drafts_are_what_the_model_would_say(
     assert model.draft([], N) == []
 
 
-def test_drafts_with_a_least_probability_end_where_it_is_less(
-    opened: Callable[..., SeparateModel], reference: PlainModel
-) -> None:
-    lengths = []
-    for p_min in (0.0, 1e-9, 0.5, 1.1):
-        model = opened(p_min=p_min)
-        feed(model, PROMPT)
-        draft = guess(model, PROMPT, 80)
-        reference.check([*PROMPT, 80], draft, len(draft))
-        lengths.append(len(draft))
-    assert lengths[:2] == [N, N]
-    assert lengths == sorted(lengths, reverse=True)
-    assert lengths[-1] == 0
-
-
-def test_tokens_that_the_other_model_does_not_have_are_not_drafted(
-    opened: Callable[..., SeparateModel], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = opened()
-    feed(model, PROMPT)
-    draft = guess(model, PROMPT, 80)
-    smaller = opened()
-    monkeypatch.setattr(smaller.greedy, "_n_vocab", max(draft))
-    feed(smaller, PROMPT)
-    assert guess(smaller, PROMPT, 80) == draft[: draft.index(max(draft))]
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_whatever_stays_of_its_drafts_the_next_are_right(
-    opened: Callable[..., SeparateModel], reference: PlainModel, seed: int
+    open_separate: Callable[..., SeparateModel], reference: PlainModel, seed: int
 ) -> None:
     """Always right, always wrong, partly right; steps without it, with drafts of others, and of all
     lengths.
     """
-    model = opened()
+    model = open_separate()
     choice = random.Random(seed)
     text = PROMPT[:90]
     feed(model, text)
@@ -196,12 +91,12 @@ def test_whatever_stays_of_its_drafts_the_next_are_right(
 
 
 def test_sequences_of_one_batch_do_not_disturb_each_other(
-    opened: Callable[..., SeparateModel], reference: PlainModel
+    open_separate: Callable[..., SeparateModel], reference: PlainModel
 ) -> None:
     """Sequences that draft in one batch get the drafts that each would get alone, also after
     rollbacks of different lengths and a cleared neighbour.
     """
-    model = opened(n_seqs=3)
+    model = open_separate(n_seqs=3)
     texts = [PROMPT[:70], PROMPT[5:50], PROMPT[9:]]
     for seq, text in enumerate(texts):
         feed(model, text, seq)
@@ -221,23 +116,14 @@ def test_sequences_of_one_batch_do_not_disturb_each_other(
     reference.check([*texts[2], 80], guess(model, texts[2], 80, seq=2))
 
 
-def saved(model: SeparateModel, n: int, seq: int = 0, first: int = 0) -> tuple[Block, Block]:
-    rows = model.save_rows(seq, first, n)
-    state = model.save_state(seq, n)
-    model.synchronize()
-    assert rows.size == model.rows_size(first, n)
-    assert state.size == model.state_size(seq)
-    return rows, state
-
-
 @pytest.mark.parametrize("pending", ["nothing", "a token", "a draft", "half a draft"])
 def test_a_restored_sequence_drafts_as_before(
-    opened: Callable[..., SeparateModel], reference: PlainModel, pending: str
+    open_separate: Callable[..., SeparateModel], reference: PlainModel, pending: str
 ) -> None:
     """Saved rows and state restore into any sequence of the same or another instance, with a
     followed token, a draft or half of one pending, and the next draft is the same.
     """
-    model = opened(n_seqs=2)
+    model = open_separate(n_seqs=2)
     text = PROMPT[:100]
     feed(model, text)
     if pending != "nothing":
@@ -258,7 +144,7 @@ def test_a_restored_sequence_drafts_as_before(
         model.load_rows(seq, 0, [(before, 0, middle), (rows, middle, len(text))])
         model.load_state(seq, len(text), state)
         assert guess(model, text, 82, seq=seq) == expected
-    other = opened(n_seqs=1)
+    other = open_separate(n_seqs=1)
     other.load_rows(0, 0, [(before, 0, middle)])
     other.load_rows(0, middle, [(rows, middle, len(text))])
     other.load_state(0, len(text), state)
@@ -267,12 +153,12 @@ def test_a_restored_sequence_drafts_as_before(
 
 
 def test_going_back_and_on_another_way(
-    opened: Callable[..., SeparateModel], reference: PlainModel
+    open_separate: Callable[..., SeparateModel], reference: PlainModel
 ) -> None:
     """Rewound to a saved state and fed other tokens, the model has the bytes of one that never
     evaluated the first ones.
     """
-    model = opened()
+    model = open_separate()
     text = PROMPT[:100]
     feed(model, text[:50])
     _, state = saved(model, 50)
@@ -282,7 +168,7 @@ def test_going_back_and_on_another_way(
     model.load_state(0, 50, state)
     other = [*text[:50], *reversed(text[50:])]
     feed(model, other, start=50)
-    fresh = opened()
+    fresh = open_separate()
     feed(fresh, other)
     for mine, its in zip(saved(model, 100), saved(fresh, 100), strict=True):
         assert mine.tobytes() == its.tobytes()
@@ -290,12 +176,12 @@ def test_going_back_and_on_another_way(
 
 
 def test_what_it_drafted_from_may_turn_out_to_be_wrong(
-    opened: Callable[..., SeparateModel], reference: PlainModel, shape: str
+    open_separate: Callable[..., SeparateModel], reference: PlainModel, shape: str
 ) -> None:
     """Then a hybrid has no state of before, and begins anew; nothing that is saved is of other
     tokens.
     """
-    model = opened()
+    model = open_separate()
     text = PROMPT[:100]
     feed(model, text)
     guess(model, text, 80, 81)
@@ -307,44 +193,10 @@ def test_what_it_drafted_from_may_turn_out_to_be_wrong(
     reference.check([*text, 82] if rows.size else [90, 82], draft)
 
 
-def test_blocks_of_another_draft_model_are_ignored(
-    opened: Callable[..., SeparateModel], reference: PlainModel
-) -> None:
-    model = opened(identity="one")
-    text = PROMPT[:100]
-    feed(model, text)
-    blocks = saved(model, len(text))
-    foreign = opened(identity="another")
-    for rows, state in (blocks, (NOTHING, NOTHING), (blocks[0][:70], blocks[1][:70])):
-        foreign.clear(0)
-        foreign.load_rows(0, 0, [(rows, 0, len(text))])
-        foreign.load_state(0, len(text), state)
-        # It drafts without them, and says that it has no rows.
-        assert foreign.save_rows(0, 0, len(text)).size == foreign.save_state(0, len(text)).size == 0
-        reference.check([80], guess(foreign, text, 80))
-
-
-def test_what_was_missed_costs_guesses_and_nothing_else(
-    opened: Callable[..., SeparateModel], reference: PlainModel
-) -> None:
-    model = opened()
-    text = PROMPT[:100]
-    feed(model, text[:40])
-    feed(model, text, start=60)
-    assert model.save_rows(0, 0, 100).size == model.save_state(0, 100).size == 0
-    assert model.save_rows(0, 60, 100).size == model.rows_size(60, 100)
-    assert len(guess(model, text, 80)) == N
-    model.truncate(0, 50)
-    assert len(guess(model, text[:50], 80)) == N
-    model.clear(0)
-    feed(model, text)
-    reference.check([*text, 80], guess(model, text, 80))
-
-
 def test_without_the_state_of_its_rows_a_hybrid_begins_anew(
-    opened: Callable[..., SeparateModel], reference: PlainModel, shape: str
+    open_separate: Callable[..., SeparateModel], reference: PlainModel, shape: str
 ) -> None:
-    model = opened()
+    model = open_separate()
     text = PROMPT[:100]
     feed(model, text)
     rows, _ = saved(model, 100)
@@ -355,9 +207,9 @@ def test_without_the_state_of_its_rows_a_hybrid_begins_anew(
 
 
 def test_a_full_context_ends_drafts_and_loses_nothing(
-    opened: Callable[..., SeparateModel], reference: PlainModel
+    open_separate: Callable[..., SeparateModel], reference: PlainModel, shape: str
 ) -> None:
-    model = opened(n_ctx=256)
+    model = open_separate(n_ctx=256)
     text = (PROMPT * 2)[:254]
     feed(model, text)
     assert len(guess(model, text, 80)) == 2, (
@@ -367,15 +219,15 @@ def test_a_full_context_ends_drafts_and_loses_nothing(
     model.follow(0, [81], 255, None)
     assert guess(model, [*text, 80, 81], 82) == ()
     model.truncate(0, 200)
-    if not model._is_hybrid:
+    if shape == "tiny-draft":
         reference.check([*text[:200], 80], guess(model, text[:200], 80))
 
 
 def test_an_evaluation_that_is_stopped_or_fails(
-    opened: Callable[..., SeparateModel], monkeypatch: pytest.MonkeyPatch
+    open_separate: Callable[..., SeparateModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for code, at in [(2, 1), (2, 2), (-3, 1), (-3, 2)]:
-        model = opened()
+        model = open_separate()
         feed(model, PROMPT[:100])
         codes = iter([0] * at + [code])
         monkeypatch.setattr(
@@ -386,20 +238,6 @@ def test_an_evaluation_that_is_stopped_or_fails(
         assert len(guess(model, PROMPT[:100], 80)) == at - 1
         monkeypatch.undo()
         assert len(guess(model, [*PROMPT[:100], 80, 81], 82)) == N, "and then it goes on"
-
-
-def test_an_interruption_holds_up_no_saving(
-    opened: Callable[..., SeparateModel], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The server ends, and writes what it has: the trunk's parts are worth it without the draft
-    model's.
-    """
-    model = opened()
-    feed(model, PROMPT[:100])
-    monkeypatch.setattr(model.greedy, "decode", lambda n: 2)
-    assert model.save_rows(0, 0, 100).size == 0
-    assert model.save_state(0, 100).size == 0
-    model.synchronize()
 
 
 def test_a_model_whose_memory_cannot_be_cut_is_refused(model_path: Callable[[str], Path]) -> None:
