@@ -5,8 +5,6 @@ from __future__ import annotations
 import ctypes
 import random
 from collections.abc import Callable, Sequence
-from itertools import count
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,107 +14,20 @@ from llama_cpp import llama_cpp_ext as ext
 from numpy.typing import NDArray
 
 from pyctl.engine.backend import SequenceTokens
-from pyctl.errors import EngineError, StateError, UnavailableError
+from pyctl.errors import EngineError, StateError
 from pyctl.llama.draft.mtp import MtpHead
 from pyctl.llama.library.native import HiddenRows
 from pyctl.llama.llama_backend import LlamaBackend
-from pyctl.llama.loader import Loaded, load
-from pyctl.llama.settings.draft_settings import DraftSettings
-from pyctl.llama.settings.model_settings import ModelSettings
 from pyctl.prompt import as_tokens
-
-UBATCH = 64
-HYBRIDS = ("tiny-hybrid-nextn", "tiny-moe-nextn")
-
-Draft = Callable[[list[int], int], Sequence[int]]
-
-
-class LateRows:
-    """HiddenRows of a device: the next evaluation has begun when they are asked for."""
-
-    def __init__(self, real: HiddenRows) -> None:
-        self.real = real
-        self.rows = real.rows
-        self.copies: list[NDArray[np.float32]] = []
-
-    def start(self, n: int) -> bool:
-        self.copies.append(np.array(self.rows(n)))
-        for old in self.copies[:-2]:
-            old[:] = np.nan
-        del self.copies[:-2]
-        return True
-
-    def finish(self, before: bool = False) -> NDArray[np.float32]:
-        return self.copies[-2 if before else -1]
-
-
-@pytest.fixture
-def opened(open_model: Callable[..., Loaded]) -> Callable[..., LlamaBackend]:
-    """opened("tiny-hybrid-nextn", n_draft=3, type_k="q8_0") -> a backend that drafts, all sequences
-    empty.
-
-    ``as_on_gpu``: with as many rows in each call of the head as there, and hidden rows that are
-    copied beside the next evaluation.
-    """
-
-    def get(
-        name: str = "tiny-hybrid-nextn",
-        types: tuple[str, ...] = ("draft-mtp",),
-        n_draft: int = 3,
-        as_on_gpu: bool = False,
-        **fields: Any,
-    ) -> LlamaBackend:
-        chosen = {"n_ctx": 2048, "n_ubatch": UBATCH, "n_seqs": 3, **fields}
-        backend = open_model(
-            name, drafts=DraftSettings(draft_types=types, n_draft=n_draft), **chosen
-        ).backend
-        if isinstance(head := backend.memory.drafts.model, MtpHead):
-            head.n_rows = 1 + n_draft if as_on_gpu else 1
-            hidden = backend.memory.drafts.hidden
-            real = hidden.real if isinstance(hidden, LateRows) else hidden
-            backend.memory.drafts.hidden = LateRows(real) if as_on_gpu else real  # type: ignore[assignment]
-        return backend
-
-    return get
-
-
-def prompt(n: int, seed: int = 0) -> list[int]:
-    return [random.Random(seed).randrange(200) for _ in range(n)]
-
-
-def prefill(backend: LlamaBackend, tokens: list[int], seq: int = 0, start: int = 0) -> int:
-    """Evaluate ``tokens``; return the most likely next one."""
-    for first in range(start, len(tokens), UBATCH):
-        backend.evaluate(seq, as_tokens(tokens[first : first + UBATCH]), first)
-    return int(backend.logits(0).argmax())
-
-
-def greedy(
-    backend: LlamaBackend, tokens: list[int], n: int, draft: Draft, seq: int = 0
-) -> tuple[list[int], list[NDArray[np.float32]], list[tuple[int, tuple[int, ...]]]]:
-    """Return ``n`` tokens after the prompt, verified in batches; their logits, and which drafts
-    were made where.
-    """
-    reply = [prefill(backend, tokens, seq)]
-    logits = [backend.logits(0)]
-    drafts = []
-    end = len(tokens)
-    while len(reply) < n:
-        proposed = tuple(draft(reply, end))
-        drafts.append((end, proposed))
-        backend.decode([SequenceTokens(seq, (reply[-1], *proposed), end)])
-        for i in count():
-            logits.append(backend.logits(i))
-            reply.append(int(logits[-1].argmax()))
-            end += 1
-            if i == len(proposed) or proposed[i] != reply[-1]:
-                break
-        assert backend.memory.rollback(seq, end) == end
-    return reply[:n], logits[:n], drafts
-
-
-def head_of(backend: LlamaBackend, seq: int = 0) -> Draft:
-    return lambda reply, end: backend.draft([SequenceTokens(seq, (reply[-1],), end)], 3)[0]
+from tests.model.llama.draft.drafting import (
+    HYBRIDS,
+    UBATCH,
+    Draft,
+    greedy_reply,
+    head_of,
+    prefill,
+    prompt,
+)
 
 
 class PlainHead:
@@ -183,11 +94,11 @@ class PlainHead:
 @pytest.mark.parametrize("as_on_gpu", [False, True], ids=["cpu", "gpu"])
 @pytest.mark.parametrize("shape", HYBRIDS)
 def test_the_head_drafts_what_the_block_says(
-    opened: Callable[..., LlamaBackend], shape: str, as_on_gpu: bool
+    open_head: Callable[..., LlamaBackend], shape: str, as_on_gpu: bool
 ) -> None:
-    backend = opened(shape, as_on_gpu=as_on_gpu)
+    backend = open_head(shape, as_on_gpu=as_on_gpu)
     tokens = prompt(100)
-    reply, _, drafts = greedy(backend, tokens, 60, head_of(backend))
+    reply, _, drafts = greedy_reply(backend, tokens, 60, head_of(backend))
     reference = PlainHead(backend)
     rights = [
         draft == reference.drafts([*tokens, *reply][: end + 1], 3)
@@ -206,14 +117,14 @@ def test_the_head_drafts_what_the_block_says(
 )
 @pytest.mark.parametrize("shape", HYBRIDS)
 def test_drafts_change_no_bit_of_a_logit(
-    opened: Callable[..., LlamaBackend], shape: str, fields: dict[str, str]
+    open_head: Callable[..., LlamaBackend], shape: str, fields: dict[str, str]
 ) -> None:
     """Logits are the same to the bit whether all drafts are wrong, some are right, or the head
     makes them: speculation may change the speed and nothing else.
     """
-    backend = opened(shape, **fields)
+    backend = open_head(shape, **fields)
     tokens = prompt(150)
-    wrong = greedy(backend, tokens, 80, lambda reply, end: (1, 2, 3))
+    wrong = greedy_reply(backend, tokens, 80, lambda reply, end: (1, 2, 3))
     right: list[int] = [*wrong[0], 0, 0, 0, 0]
     odd = random.Random(3)
     drafters: dict[str, Draft] = {
@@ -225,7 +136,7 @@ def test_drafts_change_no_bit_of_a_logit(
     }
     for name, drafter in drafters.items():
         backend.memory.clear(0)
-        reply, logits, drafts = greedy(backend, tokens, 80, drafter)
+        reply, logits, drafts = greedy_reply(backend, tokens, 80, drafter)
         assert reply == wrong[0], name
         assert all(
             np.array_equal(one, other) for one, other in zip(logits, wrong[1], strict=True)
@@ -263,18 +174,20 @@ def ready(backend: LlamaBackend, batches: Sequence[tuple[int, ...]], n_sure: int
     ],
 )
 def test_nothing_else_is_taken_back(
-    opened: Callable[..., LlamaBackend], batches: Sequence[tuple[int, ...]], n_sure: int, n: int
+    open_head: Callable[..., LlamaBackend], batches: Sequence[tuple[int, ...]], n_sure: int, n: int
 ) -> None:
     """llama.cpp says of most of these that it has done it, and goes on from a wrong state."""
-    backend = opened()
+    backend = open_head()
     ready(backend, batches, n_sure)
     with pytest.raises(StateError, match="cannot roll back"):
         backend.memory.rollback(0, n)
     ready(backend, [])  # it is empty now, and works
 
 
-def test_what_was_taken_back_is_not_taken_back_again(opened: Callable[..., LlamaBackend]) -> None:
-    backend = opened()
+def test_what_was_taken_back_is_not_taken_back_again(
+    open_head: Callable[..., LlamaBackend],
+) -> None:
+    backend = open_head()
     ready(backend, [(11, 12, 13, 14)])
     backend.memory.rollback(0, 103)
     with pytest.raises(StateError):
@@ -283,12 +196,12 @@ def test_what_was_taken_back_is_not_taken_back_again(opened: Callable[..., Llama
 
 @pytest.mark.parametrize("what", ["state", "rows", "rewound", "other"])
 def test_what_was_loaded_or_moved_is_not_taken_back(
-    opened: Callable[..., LlamaBackend], what: str
+    open_head: Callable[..., LlamaBackend], what: str
 ) -> None:
     """A rollback needs the planes of the last batch; after a restore, or once another sequence may
     have moved the cell, they belong to other tokens, so it is refused.
     """
-    backend = opened()
+    backend = open_head()
     tokens = ready(backend, [(11, 12, 13, 14)])
     n = 104
     if what == "state":
@@ -307,10 +220,10 @@ def test_what_was_loaded_or_moved_is_not_taken_back(
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
 def test_others_may_be_evaluated_while_drafts_are_taken_back(
-    opened: Callable[..., LlamaBackend], order: tuple[int, ...]
+    open_head: Callable[..., LlamaBackend], order: tuple[int, ...]
 ) -> None:
     """A pending rollback survives what other sequences do, wherever the cells of all lie."""
-    backend = opened()
+    backend = open_head()
     texts = {seq: prompt(70 + seq, seed=seq) for seq in order}
     for seq, text in texts.items():
         prefill(backend, text, seq)
@@ -329,14 +242,14 @@ def test_others_may_be_evaluated_while_drafts_are_taken_back(
         backend.decode([SequenceTokens(seq, (50,), len(text))])
         found = backend.logits(0)
         backend.memory.rollback(seq, len(text) + 1)
-        fresh = opened(n_seqs=1)
+        fresh = open_head(n_seqs=1)
         prefill(fresh, text)
         fresh.decode([SequenceTokens(0, (50,), len(text))])
         assert near(found, fresh.logits(0)), seq
 
 
-def test_unequal_widths_are_not_taken_back(opened: Callable[..., LlamaBackend]) -> None:
-    backend = opened()
+def test_unequal_widths_are_not_taken_back(open_head: Callable[..., LlamaBackend]) -> None:
+    backend = open_head()
     prefill(backend, prompt(70), 0)
     prefill(backend, prompt(80), 1)
     backend.decode([SequenceTokens(0, (1, 2, 3, 4), 70), SequenceTokens(1, (5, 6), 80)])
@@ -345,8 +258,10 @@ def test_unequal_widths_are_not_taken_back(opened: Callable[..., LlamaBackend]) 
     assert backend.memory.rollback(1, 82) == 82
 
 
-def test_several_sequences_draft_what_each_would_alone(opened: Callable[..., LlamaBackend]) -> None:
-    backend = opened()
+def test_several_sequences_draft_what_each_would_alone(
+    open_head: Callable[..., LlamaBackend],
+) -> None:
+    backend = open_head()
     texts = [prompt(60 + 9 * seq, seed=seq) for seq in range(3)]
     lasts = [prefill(backend, text, seq) for seq, text in enumerate(texts)]
     items = [SequenceTokens(seq, (last,), len(texts[seq])) for seq, last in enumerate(lasts)]
@@ -356,8 +271,8 @@ def test_several_sequences_draft_what_each_would_alone(opened: Callable[..., Lla
     assert len(set(alone)) > 1
 
 
-def test_a_draft_may_follow_several_sure_tokens(opened: Callable[..., LlamaBackend]) -> None:
-    backend = opened()
+def test_a_draft_may_follow_several_sure_tokens(open_head: Callable[..., LlamaBackend]) -> None:
+    backend = open_head()
     tokens = prompt(90)
     prefill(backend, tokens)
     first, second, third = backend.draft([SequenceTokens(0, (4,), 90)], 3)[0]
@@ -365,29 +280,18 @@ def test_a_draft_may_follow_several_sure_tokens(opened: Callable[..., LlamaBacke
     assert len(backend.draft([SequenceTokens(0, (4, 9, 9), 90)], 3)[0]) == 3
 
 
-def test_a_missing_part_costs_drafts_only(opened: Callable[..., LlamaBackend]) -> None:
-    """The head knows nothing of what came before, as after the file of a sequence was loaded."""
-    backend = opened()
-    tokens = prompt(128)
-    prefill(backend, tokens)
-    backend.memory.drafts.settled().clear(0)  # type: ignore[union-attr]
-    assert len(backend.draft([SequenceTokens(0, (4,), 128)], 3)[0]) == 3
-    assert backend.memory.save_rows(0, 0, 128).draft.size == 0
-    backend.decode([SequenceTokens(0, (4, 5, 6, 7), 128)])
-    backend.memory.rollback(0, 130)
-    assert len(backend.draft([SequenceTokens(0, (4,), 130)], 3)[0]) == 3
-
-
-def test_too_many_outputs_are_refused(opened: Callable[..., LlamaBackend]) -> None:
-    backend = opened()
+def test_too_many_outputs_are_refused(open_head: Callable[..., LlamaBackend]) -> None:
+    backend = open_head()
     prefill(backend, prompt(20))
     with pytest.raises(EngineError, match="outputs"):
         backend.decode([SequenceTokens(0, tuple(range(backend.facts.n_outputs + 1)), 20)])
 
 
-def test_a_sequence_that_went_back_is_emptied_like_any(opened: Callable[..., LlamaBackend]) -> None:
+def test_a_sequence_that_went_back_is_emptied_like_any(
+    open_head: Callable[..., LlamaBackend],
+) -> None:
     """NaN in any plane does not outlive it."""
-    backend = opened("tiny-hybrid-nextn")
+    backend = open_head("tiny-hybrid-nextn")
     tokens = ready(backend, [])
     state = backend.memory.save_state(0, 100)
     backend.memory.synchronize()
@@ -401,125 +305,14 @@ def test_a_sequence_that_went_back_is_emptied_like_any(opened: Callable[..., Lla
     assert np.isfinite(backend.logits(0)).all()
 
 
-class Walk:
-    """A sequence to which everything happens that can; ``tokens`` are what it holds."""
-
-    def __init__(self, backend: LlamaBackend, seed: int) -> None:
-        self.backend = backend
-        self.random = random.Random(seed)
-        self.tokens = [
-            self.random.randrange(200) for _ in range(self.random.choice((1, 3, 40, 100)))
-        ]
-        prefill(backend, self.tokens)
-
-    def some(self, n: int) -> tuple[int, ...]:
-        return tuple(self.random.randrange(200) for _ in range(n))
-
-    def step(self) -> None:
-        self.random.choice(
-            (self.draft, self.draft, self.plain, self.batch, self.resume, self.waste, self.other)
-        )()
-        assert self.backend.memory.cells.n_tokens(0) == len(self.tokens)
-
-    def draft(self) -> None:
-        sure = self.some(self.random.choice((1, 1, 1, 2)))
-        made = self.backend.draft([SequenceTokens(0, sure, len(self.tokens))], 3)[0]
-        assert len(made) == 3
-        n_drafts = 4 - len(sure)
-        self.backend.decode(
-            [SequenceTokens(0, (*sure, *made[:n_drafts]), len(self.tokens), len(sure))]
-        )
-        self.tokens += (*sure, *made[: self.random.randrange(n_drafts + 1)])
-        self.backend.memory.rollback(0, len(self.tokens))
-
-    def plain(self) -> None:
-        for token in self.some(self.random.choice((1, 5, 20))):
-            self.backend.decode([SequenceTokens(0, (token,), len(self.tokens))])
-            self.tokens.append(token)
-
-    def batch(self) -> None:
-        new = self.some(self.random.choice((1, 2, 4, 5, 33, UBATCH)))
-        self.backend.evaluate(0, as_tokens(new), len(self.tokens), output=False)
-        self.tokens += new
-
-    def resume(self) -> None:
-        """Saved, and loaded in two parts; the first of them may still be there."""
-        n = len(self.tokens)
-        rows = self.backend.memory.save_rows(0, 0, n)
-        state = self.backend.memory.save_state(0, n)
-        self.backend.memory.synchronize()
-        first = self.random.randrange(n)
-        if self.random.random() < 0.5 or first == 0:
-            self.backend.memory.clear(0)
-            first = 0
-        else:
-            self.backend.memory.rewind(0, first)
-        at = self.random.randrange(first, n + 1)
-        for begin, end in ((first, at), (at, n)):
-            if begin < end:
-                self.backend.memory.restore(0, begin, [(rows, begin, end)])
-        self.backend.memory.restore(0, n, (), state)
-
-    def waste(self) -> None:
-        """A draft whose tokens never come to be evaluated."""
-        self.backend.draft([SequenceTokens(0, self.some(1), len(self.tokens))], 2)
-
-    def other(self) -> None:
-        """Another sequence passes by."""
-        prefill(self.backend, list(self.some(self.random.choice((4, 70)))), 1)
-        self.backend.memory.clear(1)
-
-
-@pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("as_on_gpu", [False, True], ids=["cpu", "gpu"])
-@pytest.mark.parametrize("shape", HYBRIDS)
-def test_rows_are_those_of_the_tokens_whatever_has_happened(
-    opened: Callable[..., LlamaBackend], shape: str, seed: int, as_on_gpu: bool
-) -> None:
-    """After a random walk of drafts, batches, restores and other sequences the head's rows are
-    those of a cold run of the same tokens, within the rounding of other batches.
-    """
-    backend = opened(shape, as_on_gpu=as_on_gpu)
-    walk = Walk(backend, seed)
-    for _ in range(25):
-        if len(walk.tokens) > 1800:
-            break
-        walk.step()
-    n = len(walk.tokens)
-
-    def rows() -> NDArray[np.float32]:
-        block = backend.memory.save_rows(0, 0, n).draft
-        backend.memory.synchronize()
-        assert block.size == backend.memory.shape.sizes.draft_rows(0, n)
-        return block[128:].view(np.float16).astype(np.float32)
-
-    found = rows()
-    state = backend.memory.save_state(0, n).draft
-    backend.memory.clear(0)
-    prefill(backend, walk.tokens)
-    cold = rows()
-    assert np.abs(cold).max() > 1.0
-    if "moe" in shape:  # what is nearly as likely another expert's is so in the model, too
-        assert np.mean(np.abs(found - cold) > 0.1) < 0.1
-        return
-    assert np.abs(found - cold).max() < 0.1
-    assert (
-        np.abs(
-            state[64:].view(np.float32)
-            - backend.memory.save_state(0, n).draft[64:].view(np.float32)
-        ).max()
-        < 0.1
-    )
-
-
 def test_what_is_saved_means_the_same_with_and_without_a_head(
-    opened: Callable[..., LlamaBackend],
+    open_head: Callable[..., LlamaBackend],
 ) -> None:
     """Blocks of the trunk restore in both directions between a backend with a head and one without,
     to the bit: turning drafts on keeps the cache.
     """
-    drafting = opened()
-    plain = opened(types=())
+    drafting = open_head()
+    plain = open_head(types=())
     assert drafting.memory.identity == plain.memory.identity
     assert plain.facts.draft_type == ""
     assert plain.memory.shape.sizes.draft_rows(0, 9) == 0
@@ -543,10 +336,10 @@ def test_what_is_saved_means_the_same_with_and_without_a_head(
 
 @pytest.mark.parametrize("n_right", [0, 1, 3])
 def test_a_gpu_evaluates_as_many_rows_in_each_call(
-    opened: Callable[..., LlamaBackend], monkeypatch: pytest.MonkeyPatch, n_right: int
+    open_head: Callable[..., LlamaBackend], monkeypatch: pytest.MonkeyPatch, n_right: int
 ) -> None:
     """Whatever was right before: else llama.cpp makes another graph for each width."""
-    backend = opened(as_on_gpu=True)
+    backend = open_head(as_on_gpu=True)
     head = backend.memory.drafts.model
     assert isinstance(head, MtpHead)
     shapes = []
@@ -572,12 +365,12 @@ def test_a_gpu_evaluates_as_many_rows_in_each_call(
 
 
 def test_a_cut_does_not_wait_for_the_head(
-    opened: Callable[..., LlamaBackend], monkeypatch: pytest.MonkeyPatch
+    open_head: Callable[..., LlamaBackend], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The head evaluates rows that were saved between two batches of a prompt while the second
     batch runs, or when the copy is read.
     """
-    backend = opened(as_on_gpu=True)
+    backend = open_head(as_on_gpu=True)
     tokens = prompt(160)
     asked: list[str] = []
     head = backend.memory.drafts.model
@@ -602,46 +395,8 @@ def test_a_cut_does_not_wait_for_the_head(
     assert asked == ["follow", "save_rows", "save_state"]
     late = [(rows.copy(), state.copy()) for rows, state in blocks]
     backend.memory.clear(0)
-    plain = opened()
+    plain = open_head()
     for (first, last), (rows, state) in zip(((0, 64), (64, 128), (128, 160)), late, strict=True):
         plain.evaluate(0, as_tokens(tokens[first:last]), first)
         assert np.array_equal(plain.memory.save_rows(0, first, last).draft, rows)
         assert np.array_equal(plain.memory.save_state(0, last).draft, state)
-
-
-def test_what_is_being_saved_outlives_its_sequence(opened: Callable[..., LlamaBackend]) -> None:
-    backend = opened(as_on_gpu=True)
-    tokens = prompt(64)
-    prefill(backend, tokens)
-    rows = backend.memory.save_rows(0, 0, 64).draft
-    state = backend.memory.save_state(0, 64).draft
-    backend.memory.clear(0)
-    backend.memory.synchronize()
-    prefill(backend, tokens)
-    again = backend.memory.save_rows(0, 0, 64).draft
-    backend.memory.synchronize()
-    assert np.array_equal(rows, again)
-    assert state[:64].any()
-
-
-def test_an_interrupted_head_holds_up_nothing(model_path: Callable[[str], Path]) -> None:
-    """Earlier rows can be saved, and sequences can be cleared; only drafts are missing."""
-    settings = ModelSettings(
-        path=str(model_path("tiny-hybrid-nextn")), n_ctx=512, n_ubatch=UBATCH, n_threads=1
-    )
-    backend = load(settings, drafts=DraftSettings(draft_types=("draft-mtp",))).backend
-    tokens = prompt(100)
-    prefill(backend, tokens)
-    backend.memory.drafts.hidden = LateRows(backend.memory.drafts.hidden)  # type: ignore[assignment, arg-type]
-    backend.evaluate(0, as_tokens([5, 6, 7]), 100)
-    state = backend.memory.save_state(0, 103)
-    rows = backend.memory.save_rows(0, 0, 103).draft
-    backend.control.interrupt()
-    backend.memory.synchronize()
-    assert state.recurrent.size > 0
-    assert not rows[:64].any()  # no signature: the rows of the last tokens were never evaluated
-    assert backend.draft([SequenceTokens(0, (4,), 103)], 3) == [()]
-    with pytest.raises(UnavailableError):
-        backend.decode([SequenceTokens(0, (4,), 103)])
-    backend.memory.clear(0)
-    backend.unload()
