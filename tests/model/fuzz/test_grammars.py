@@ -15,7 +15,7 @@ from pyctl.llama.loader import Loaded
 from pyctl.llama.sampling.grammar import GrammarCompiler
 from tests.model.fuzz.cases import fuzzed
 from tests.model.fuzz.grammars import any_grammars, safe_grammars
-from tests.model.llama.sampling.test_gbnf import allowed_by, compare
+from tests.model.llama.sampling.grammars import allowed_by, compare
 
 _COMPILERS: dict[int, GrammarCompiler] = {}
 

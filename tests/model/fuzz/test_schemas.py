@@ -15,7 +15,7 @@ from pyctl.errors import RequestError
 from pyctl.llama.loader import Loaded
 from tests.model.fuzz.cases import fuzzed
 from tests.model.fuzz.test_grammars import compiler_of
-from tests.model.llama.sampling.test_gbnf import allowed_by
+from tests.model.llama.sampling.grammars import allowed_by
 
 TYPES = (
     "object",

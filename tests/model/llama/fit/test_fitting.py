@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pyctl.errors import ModelError
 from pyctl.llama.fit import dry_runs
+from pyctl.llama.fit.dry_runs import dry_run
 from pyctl.llama.fit.fitting import fit_settings
+from pyctl.llama.settings.draft_settings import DraftSettings
 from pyctl.llama.settings.memory_plan import MIB, MemoryPlan, Place, Usage
 from pyctl.llama.settings.model_settings import ModelSettings
 from pyctl.llama.settings.placements import experts_on_cpu
-from pyctl.llama.settings.resolved import Resolved
+from pyctl.llama.settings.resolved import NO_DRAFTS, Resolved
 
 GPU_LAYERS = 33
 
@@ -119,3 +123,25 @@ def test_a_context_that_the_host_cannot_hold_is_refused(
         ModelError, match=r"65536 tokens need about .* MiB; try a smaller --ctx-size"
     ):
         fitting(4_000, 1_000, n_ctx=65_536, n_gpu_layers=1)
+
+
+MTP = DraftSettings(draft_types=("draft-mtp",))
+
+
+def fitted_ctx(settings: ModelSettings, drafts: DraftSettings = NO_DRAFTS) -> int:
+    return fit_settings(Resolved.from_settings(settings, drafts)).model.n_ctx
+
+
+def test_a_context_that_is_left_open_leaves_room_for_drafting(
+    model_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(model_path("tiny-hybrid-nextn"))
+    with dry_run(Resolved.from_settings(ModelSettings(path=path), MTP)) as run:
+        free = run.plan(run.n_ctx_train // 2).host.usage.total
+        maximum = run.n_ctx_train
+    monkeypatch.setattr(dry_runs, "host_available", lambda: free)
+    settings = ModelSettings(path=path, load_mode="none", fit_ctx=512)
+    found = {n: fitted_ctx(replace(settings, n_seqs=n), MTP) for n in (1, 8)}
+    assert maximum // 2 - 512 <= found[1] <= maximum // 2
+    assert found[8] < found[1], "planes for each sequence"
+    assert fitted_ctx(settings) > found[1]

@@ -19,7 +19,7 @@ from pyctl.llama.settings.memory_plan import MIB, MemoryPlan
 from pyctl.llama.settings.model_settings import ModelSettings
 from pyctl.llama.settings.pool_settings import PoolSettings
 from pyctl.llama.settings.resolved import Resolved
-from tests.model.llama.fit.test_memory_plan import CORE, on_gpus
+from tests.model.llama.fit.stated_gpus import CORE, on_gpus
 from tools.generator import SHAPES
 
 N_CTX = 65_536

@@ -1,4 +1,4 @@
-"""The memory plan before a model is loaded equals the memory that llama.cpp then takes."""
+"""A dry run counts the memory that llama.cpp then takes."""
 
 from __future__ import annotations
 
@@ -8,27 +8,24 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pyctl.errors import ModelError
-from pyctl.llama.fit import breakdown, dry_runs, empty_model
+from pyctl.llama.fit import dry_runs, empty_model
 from pyctl.llama.fit.dry_runs import dry_run
-from pyctl.llama.fit.fitting import fit_settings
 from pyctl.llama.library.devices import Device
 from pyctl.llama.loader import Loaded, load
 from pyctl.llama.settings.draft_settings import DraftSettings
-from pyctl.llama.settings.memory_plan import MIB, MemoryPlan, Place, Usage
+from pyctl.llama.settings.memory_plan import MIB, MemoryPlan, Usage
 from pyctl.llama.settings.model_settings import ModelSettings
 from pyctl.llama.settings.placements import experts_on_cpu
 from pyctl.llama.settings.resolved import NO_DRAFTS, Resolved
+from tests.model.llama.fit.stated_gpus import CORE, on_gpus
 from tools.generator import SHAPES, Shape, generate
 from tools.generator.families import FAMILIES, cached_family
 from tools.generator.shapes import tensors
-
-CORE = breakdown.core
 
 
 def taken_by(loaded: Loaded) -> dict[str, float]:
@@ -172,26 +169,6 @@ def test_full_size_models_are_planned_from_their_heads(
     assert 100 * MIB < plan.host.usage.compute < 400 * MIB
 
 
-def on_gpus(monkeypatch: pytest.MonkeyPatch, gpus: tuple[Device, ...], *names: str) -> None:
-    """Replace the extension by one with ``gpus``: each of ``names`` has an equal part of the bytes
-    that llama.cpp counts on the host.
-
-    Without names there is no extension.
-    """
-
-    def moved(ctx: int) -> dict[str, list[int]]:
-        return {name: [size // len(names) for size in CORE.breakdown(ctx)[""]] for name in names}
-
-    def row_places(ctx: int) -> list[str]:
-        return [names[0] for _ in CORE.row_places(ctx)]
-
-    extension = SimpleNamespace(
-        breakdown=moved, row_places=row_places, layer_devices=CORE.layer_devices
-    )
-    monkeypatch.setattr(breakdown, "core", extension if names else None)
-    monkeypatch.setattr(dry_runs, "devices", lambda: gpus)
-
-
 TWO_GPUS = tuple(
     Device(f"CUDA{i}", "a GPU", True, i, f"CUDA{i}", i, 24_000 * MIB, 24_576 * MIB)
     for i in range(2)
@@ -292,64 +269,6 @@ def test_nothing_reads_what_llama_cpp_says() -> None:
     assert [name for name in readers if "re.compile(r" in sources[name]] == []
 
 
-def test_warnings_about_the_host() -> None:
-    place = Place("host", False, Usage(1000 * MIB, 500 * MIB), 2000 * MIB)
-    plan = MemoryPlan(4096, 1, 1.0, 0, (place,))
-    assert list(plan.warnings(400 * MIB)) == []
-    (large,) = plan.warnings(800 * MIB)
-    assert large.startswith(
-        "the prefix cache may grow to 800 MiB, 500 MiB are left; what would help: --cache-ram 250"
-    )
-    assert "no limit" in next(plan.warnings(None))
-    (short,) = replace(plan, places=(replace(place, free=1400 * MIB),)).warnings(0)
-    assert short.startswith("the host has 100 MiB of memory too little")
-
-
-USAGE = Usage(15_000 * MIB, 3_400 * MIB, 300 * MIB, 500 * MIB)
-DRAFTING = replace(USAGE, states=600 * MIB, state_history=1_800 * MIB, drafts=700 * MIB)
-HOST = Usage(680 * MIB, 0, 0, 30 * MIB)
-
-
-@pytest.mark.parametrize(
-    ("usage", "n_state_history", "gpu", "host"),
-    [
-        (USAGE, 0, "15,000 3,400 300 500 - 19,200 24,000", "680 - - 30 8,192 8,902 ?"),
-        (
-            DRAFTING,
-            3,
-            "15,000 3,400 600 1,800 700 500 - 22,000 24,000",
-            "680 - - - - 30 8,192 8,902 ?",
-        ),
-    ],
-)
-def test_the_table_adds_up_with_and_without_drafts(
-    usage: Usage, n_state_history: int, gpu: str, host: str
-) -> None:
-    """The lines of the table add up to its totals, each place in its column, with lines for drafts
-    only where some are planned; the advice on a shortage names drafts first.
-    """
-    places = Place("CUDA0", True, usage, 24_000 * MIB), Place("host", False, HOST, None)
-    plan = MemoryPlan(102_400, 1, 34_816.0, 150 * MIB, places, (), n_state_history)
-    lines = list(plan.lines(8192 * MIB))
-    assert [line.split()[-2] for line in lines] == ["CUDA0", *gpu.split()]
-    assert [line.split()[-1] for line in lines] == ["host", *host.split()]
-    assert len({len(line) for line in lines}) == 1
-    titles = [re.split(r"\s{2,}", line)[0] for line in lines]
-    assert titles[-4:] == [
-        "compute buffers",
-        "prefix cache, at most (--cache-ram)",
-        "total",
-        "free now",
-    ]
-    assert any(line.startswith("3 earlier states of each") for line in lines) == bool(
-        n_state_history
-    )
-    short = replace(plan, places=(replace(places[0], free=usage.total - 1_000 * MIB), places[1]))
-    helps = "--spec-type none, " if n_state_history else ""
-    (warning,) = short.warnings(0)
-    assert warning.startswith(f"CUDA0 has 1,000 MiB too little; what would help: {helps}")
-
-
 MTP = DraftSettings(draft_types=("draft-mtp",))
 
 
@@ -444,25 +363,6 @@ def test_a_draft_file_is_in_the_plan(
     assert rows <= large.drafts - small.drafts <= 3 * rows, "the mask of its attention grows, too"
     with dry_run(Resolved.from_settings(settings)) as run:
         assert small.kv == run.plan(4096).host.usage.kv
-
-
-def fitted_ctx(settings: ModelSettings, drafts: DraftSettings = NO_DRAFTS) -> int:
-    return fit_settings(Resolved.from_settings(settings, drafts)).model.n_ctx
-
-
-def test_a_context_that_is_left_open_leaves_room_for_drafting(
-    model_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = str(model_path("tiny-hybrid-nextn"))
-    with dry_run(Resolved.from_settings(ModelSettings(path=path), MTP)) as run:
-        free = run.plan(run.n_ctx_train // 2).host.usage.total
-        maximum = run.n_ctx_train
-    monkeypatch.setattr(dry_runs, "host_available", lambda: free)
-    settings = ModelSettings(path=path, load_mode="none", fit_ctx=512)
-    found = {n: fitted_ctx(replace(settings, n_seqs=n), MTP) for n in (1, 8)}
-    assert maximum // 2 - 512 <= found[1] <= maximum // 2
-    assert found[8] < found[1], "planes for each sequence"
-    assert fitted_ctx(settings) > found[1]
 
 
 def test_a_model_without_a_head_is_refused_before_it_is_loaded(
