@@ -7,11 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
-from pyctl.llama.library.extension import core
-from pyctl.llama.library.module_trial import run_trial
-from pyctl.machine.libraries import MODULES, libraries_at
+from pyctl.machine.libraries import libraries_at
 from tests.process.conftest import Server, pyctl
 from tests.unit.setup.machines import build_libcuda
 from tests.unit.setup.test_release_files import release
@@ -81,12 +77,3 @@ def test_serve_says_that_a_card_is_idle(start: Callable[..., Server], tmp_path: 
         "Card 0 is idle: these libraries of llama.cpp use the CPU only; to build them for it: "
         "pyctl setup"
     ) in line
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_modules_pass_the_trial_with_the_pinned_release(name: str) -> None:
-    assert core is not None
-    (module,) = Path(str(core.__file__)).parent.glob(f"{name}.*so")
-    assert run_trial(module) == ""
-    with pytest.raises(TimeoutError, match=r"its trial takes longer than 0\.001 seconds"):
-        run_trial(module, 0.001)

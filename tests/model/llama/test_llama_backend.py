@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from llama_cpp import llama_cpp as api
 
 from pyctl.cache.ram import RamCache
 from pyctl.engine.backend import SequenceTokens
@@ -19,12 +18,10 @@ from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import EngineError, ModelError, OutOfCellsError, RequestError, UnavailableError
-from pyctl.llama.llama_backend import LlamaBackend
 from pyctl.llama.loader import Loaded, load
 from pyctl.llama.settings.model_settings import ModelSettings
 from pyctl.prompt import Prompt, as_tokens
-from tests.model.given_model import GivenModel
-from tests.unit.engine.drive import ask, cold
+from tests.unit.engine.drive import ask
 
 
 @pytest.fixture
@@ -113,40 +110,6 @@ def test_batches_that_do_not_fit_are_refused(open_model: Callable[..., Loaded]) 
     backend.memory.clear(0)
     backend.evaluate(0, as_tokens(range(64)), 0)
     backend.memory.clear(0)
-
-
-def test_a_memory_without_movable_rows_is_saved_whole(model_path: Callable[[str], Path]) -> None:
-    """A context with a stream of cells for each sequence has no movable rows, so whole sequences
-    are saved, and resume at a saved end with the cold run's tokens.
-    """
-    model = api.llama_model_load_from_file(
-        str(model_path("tiny-hybrid")).encode(), api.llama_model_default_params()
-    )
-    params = api.llama_context_default_params()
-    params.n_ctx = 2048
-    params.n_seq_max = 2
-    params.n_ubatch = 64
-    params.n_threads = 1
-    params.kv_unified = (
-        False  # one stream of cells per sequence, which the extension does not take apart
-    )
-    backend = LlamaBackend(GivenModel(model, api.llama_init_from_model(model, params)))
-    assert backend.memory.kind == "opaque"
-    assert backend.memory.shape.sizes.rows(0, 10) == 0
-    with pytest.raises(ValueError, match="no rows that could be moved"):
-        backend.memory.kv.rows_size(0, 10)
-    rng = np.random.default_rng(0)
-    first, second = (Prompt.from_ids(rng.integers(0, 250, 500), [200, 300, 480]) for _ in range(2))
-    expected = [cold(backend, prompt, 12).tokens for prompt in (first, second)]
-    engine = Engine(backend, RamCache(8, None), EngineSettings(exact=True))
-    for _ in range(2):
-        assert [ask(engine, prompt, 12).tokens for prompt in (first, second)] == expected
-    assert ask(engine, first, 12).done.stats.n_cached == 500
-    longer = Prompt.from_ids([*first.tokens, *rng.integers(0, 250, 100)], [200, 300, 480])
-    reply = ask(engine, longer, 12)
-    assert reply.done.stats.n_cached == 480
-    assert reply.tokens == cold(backend, longer, 12).tokens
-    backend.unload()
 
 
 def test_penalties_over_all_tokens_take_no_more_memory_than_the_context(hybrid: Loaded) -> None:

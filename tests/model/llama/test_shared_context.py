@@ -14,11 +14,10 @@ from pyctl.cache.ram import RamCache
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.sampling import Sampling
-from pyctl.errors import OutOfCellsError
 from pyctl.llama.llama_backend import LlamaBackend
 from pyctl.llama.loader import Loaded, load
 from pyctl.llama.settings.model_settings import ModelSettings
-from pyctl.prompt import Prompt, as_tokens
+from pyctl.prompt import Prompt
 from tests.unit.cache.checks import check_invariants
 from tests.unit.engine.drive import Reply, cold, collect, empty, run_all
 from tests.unit.engine.test_scheduler import submit
@@ -86,36 +85,6 @@ def test_a_suspended_sequence_comes_back_to_the_byte(open_model: Callable[..., L
     ) == before
     run_all(engine)
     assert collect(handle).tokens == cold(backend, prompt, 60, sampling=ENDLESS).tokens
-
-
-def test_no_room_has_an_error_of_its_own_and_changes_nothing(
-    open_model: Callable[..., Loaded],
-) -> None:
-    """Running out of cells raises OutOfCellsError before anything changes; the same call succeeds
-    as soon as there is room, which is how the scheduler suspends and resumes.
-    """
-    backend = open_model("tiny-hybrid", n_ctx=512, n_seqs=2).backend
-    for seq in range(2):
-        backend.memory.clear(seq)
-    tokens = as_tokens(np.random.default_rng(4).integers(1, 250, 320))
-    for seq, n in ((0, 320), (1, 128)):
-        for start in range(0, n, 64):
-            backend.evaluate(seq, tokens[start : start + 64], start)
-    rows = backend.memory.save_rows(0, 0, 320)
-    state = backend.memory.save_state(0, 320)
-    backend.evaluate(1, tokens[128:192], 128)
-    with pytest.raises(OutOfCellsError):
-        backend.evaluate(1, tokens[192:256], 192)
-    backend.memory.clear(0)
-    backend.evaluate(1, tokens[192:256], 192)
-    with pytest.raises(OutOfCellsError):
-        backend.memory.restore(0, 0, [(rows, 0, 320)])
-    backend.memory.restore(0, 0, [(rows, 0, 256)])
-    backend.memory.clear(1)
-    backend.memory.clear(0)
-    backend.memory.restore(0, 0, [(rows, 0, 320)])
-    backend.memory.restore(0, 320, (), state)
-    backend.memory.clear(0)
 
 
 @pytest.mark.parametrize(
