@@ -69,7 +69,7 @@ def test_broken_files_harm_nobody(
         file = ImageFile.parse(broken(data, changes))
         picture = encoder.picture(file)
         assert picture.n_tokens <= 16 + 2
-        assert (file.width, file.height) <= (32_768, 32_768)
+        assert max(file.width, file.height) <= 32_768
 
 
 def test_files_that_are_whole_are_seen(encoder: ImageEncoder) -> None:

@@ -227,22 +227,19 @@ def test_weights_without_texts_of_tokens_give_the_same_bits(
     """The vocabulary stays while the model is unloaded."""
     tokens = as_tokens(np.random.default_rng(3).integers(1, 200, 100))
     loaded = open_family(name)
-    found = []
+    backend = loaded.backend
+    backend.evaluate(0, tokens, 0)
+    logits = backend.logits(0).tobytes()
+    identity = backend.memory.identity
+    special = loaded.tokenizer.special_tokens()
     for needs_texts in (False, False, True):
-        loaded.backend.evaluate(0, tokens, 0)
-        found.append((loaded.backend.logits(0).tobytes(), loaded.backend.memory.identity))
-        loaded.backend._opener.needs_texts = needs_texts
-        loaded.backend.unload()
-        loaded.backend.load()
-        found.append(loaded.tokenizer.special_tokens())
-    loaded.backend.evaluate(0, tokens, 0)
-    assert (
-        (loaded.backend.logits(0).tobytes(), loaded.backend.memory.identity)
-        == found[0]
-        == found[2]
-        == found[4]
-    )
-    assert found[1] == found[3] == found[5]
+        backend._opener.needs_texts = needs_texts
+        backend.unload()
+        backend.load()
+        assert loaded.tokenizer.special_tokens() == special
+        backend.evaluate(0, tokens, 0)
+        assert backend.logits(0).tobytes() == logits
+        assert backend.memory.identity == identity
 
 
 KINDS = {

@@ -22,6 +22,7 @@ from pyctl.llama.loader import Loaded, load
 from pyctl.llama.settings.model_settings import ModelSettings
 from pyctl.prompt import Prompt, as_tokens
 from tests.unit.engine.drive import ask
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -190,7 +191,7 @@ def test_an_evaluation_is_interrupted_and_counts_its_progress(
         # On another thread: the evaluation holds this one, but not the interpreter.
         stopper = threading.Thread(
             target=lambda: (
-                _until(lambda: backend.control.heartbeat > first),
+                until(lambda: backend.control.heartbeat > first, every=0.0),
                 backend.control.interrupt(),
             )
         )
@@ -204,8 +205,3 @@ def test_an_evaluation_is_interrupted_and_counts_its_progress(
             backend.evaluate(0, as_tokens([5]), 0)
     finally:
         backend.unload()
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        pass

@@ -69,20 +69,16 @@ def test_a_suspended_sequence_comes_back_to_the_byte(open_model: Callable[..., L
     (active,) = engine.running
     assert active.seq is not None
     n = active.seq.n
-    before = (
-        backend.memory.save_rows(0, 0, n).block.tobytes(),
-        backend.memory.save_state(0, n).recurrent.tobytes(),
-    )
+    rows = backend.memory.save_rows(0, 0, n).block.tobytes()
+    state = backend.memory.save_state(0, n).recurrent.tobytes()
     engine.scheduler.suspend(active)
     assert engine.sequences[0].n == 0
     engine.scheduler.admit()
     assert engine.running == [active]
     assert active.suspended_snapshot is None
     seq = active.seq.id
-    assert (
-        backend.memory.save_rows(seq, 0, n).block.tobytes(),
-        backend.memory.save_state(seq, n).recurrent.tobytes(),
-    ) == before
+    assert backend.memory.save_rows(seq, 0, n).block.tobytes() == rows
+    assert backend.memory.save_state(seq, n).recurrent.tobytes() == state
     run_all(engine)
     assert collect(handle).tokens == cold(backend, prompt, 60, sampling=ENDLESS).tokens
 

@@ -110,7 +110,8 @@ def fitted(monkeypatch: pytest.MonkeyPatch) -> Fit:
         resolved = Resolved(settings, drafts, gpus=(GPU,))
         found = fitting.fit_settings(resolved)
         again = fitting.fit_settings(replace(resolved, drafts=found.drafts))
-        assert (found.model, found.plan) == (again.model, again.plan)
+        assert found.model == again.model
+        assert found.plan == again.plan
         return found.drafts
 
     return run_with

@@ -49,8 +49,10 @@ def test_contexts_cost_what_their_size_needs(resolved: Resolved) -> None:
             large = model.cost(ctx)
             with model.head_context(resolved.head, ctx, 2048) as head_ctx:
                 head = model.cost(head_ctx)
-    assert (small.n_cells, large.n_cells, head.n_cells) == (1024, 2048, 2048)
-    assert (small.n_states, head.n_states) == (4, 1)
+    assert small.n_cells == 1024
+    assert large.n_cells == head.n_cells == 2048
+    assert small.n_states == 4
+    assert head.n_states == 1
     kv = [sum(parts[1] for parts in cost.parts.values()) for cost in (small, large)]
     assert kv == [n * shape.row_bytes("f16", "f16") for n in (1024, 2048)]
     assert 0 < sum(parts[1] for parts in head.parts.values()) < kv[1]
