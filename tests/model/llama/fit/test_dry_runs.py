@@ -22,7 +22,7 @@ from pyctl.llama.settings.memory_plan import MIB, MemoryPlan, Usage
 from pyctl.llama.settings.model_settings import ModelSettings
 from pyctl.llama.settings.placements import experts_on_cpu
 from pyctl.llama.settings.resolved import NO_DRAFTS, Resolved
-from tests.model.llama.fit.stated_gpus import CORE, on_gpus
+from tests.model.llama.fit.stated_memory import CORE, on_gpus
 from tools.generator import SHAPES, Shape, generate
 from tools.generator.families import FAMILIES, cached_family
 from tools.generator.shapes import tensors

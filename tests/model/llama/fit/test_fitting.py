@@ -19,6 +19,7 @@ from pyctl.llama.settings.memory_plan import MIB, MemoryPlan, Place, Usage
 from pyctl.llama.settings.model_settings import ModelSettings
 from pyctl.llama.settings.placements import experts_on_cpu
 from pyctl.llama.settings.resolved import NO_DRAFTS, Resolved
+from tests.model.llama.fit.stated_memory import state_host
 
 GPU_LAYERS = 33
 
@@ -139,7 +140,7 @@ def test_a_context_that_is_left_open_leaves_room_for_drafting(
     with dry_run(Resolved.from_settings(ModelSettings(path=path), MTP)) as run:
         free = run.plan(run.n_ctx_train // 2).host.usage.total
         maximum = run.n_ctx_train
-    monkeypatch.setattr(dry_runs, "host_available", lambda: free)
+    state_host(monkeypatch, free)
     settings = ModelSettings(path=path, load_mode="none", fit_ctx=512)
     found = {n: fitted_ctx(replace(settings, n_seqs=n), MTP) for n in (1, 8)}
     assert maximum // 2 - 512 <= found[1] <= maximum // 2

@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pyctl.errors import ModelError
-from pyctl.llama.fit import breakdown, dry_runs
+from pyctl.llama.fit import dry_runs
 from pyctl.llama.fit.fitting import fit_all
 from pyctl.llama.fit.pool_fit import pool_plan
 from pyctl.llama.library.devices import Device
@@ -19,7 +18,7 @@ from pyctl.llama.settings.memory_plan import MIB, MemoryPlan
 from pyctl.llama.settings.model_settings import ModelSettings
 from pyctl.llama.settings.pool_settings import PoolSettings
 from pyctl.llama.settings.resolved import Resolved
-from tests.model.llama.fit.stated_gpus import CORE, on_gpus
+from tests.model.llama.fit.stated_memory import on_gpus, state, state_host
 from tools.generator import SHAPES
 
 N_CTX = 65_536
@@ -146,13 +145,12 @@ def test_the_context_is_cut_to_what_ram_has_room_for(
     maximum = planned(path, 262_144 // 2, n_ctx=0)
     assert maximum.pool is not None
     assert maximum.n_ctx == 262_144
-    n_available = maximum.host.usage.total - 50 * MIB
-    monkeypatch.setattr(dry_runs, "host_available", lambda: n_available)
+    state_host(monkeypatch, maximum.host.usage.total - 50 * MIB)
     less = planned(path, 262_144 // 2, n_ctx=0, load_mode="none")
     assert less.pool is not None
     assert 131_072 < less.n_ctx < 262_144
     assert less.host.shortage() == 0
-    n_available = 20 * MIB
+    state_host(monkeypatch, 20 * MIB)
     with pytest.raises(ModelError, match=r"cannot make the context: 65536 tokens need about"):
         planned(path, N_CTX // 2)
 
@@ -191,9 +189,5 @@ def test_what_cannot_be_pooled_runs_as_before(
         (["CUDA0", ""], "K and V are on several devices: CUDA0, host"),
     ):
         with monkeypatch.context() as patch:
-            extension = SimpleNamespace(
-                **{**vars(CORE), "row_places": lambda _, found=places: found}
-            )
-            patch.setattr(breakdown, "core", extension)
-            patch.setattr(dry_runs, "devices", lambda: (gpu,))
+            state(patch, (gpu,), {"row_places": lambda _, found=places: found})
             refused(reason)

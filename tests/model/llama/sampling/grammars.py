@@ -1,4 +1,4 @@
-"""What a grammar allows next: by pyctl's matcher, and by llama.cpp's own sampler."""
+"""The tokens that a grammar allows next: by pyctl's matcher, and by llama.cpp's own sampler."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +20,12 @@ from pyctl.llama.settings.draft_settings import DraftSettings
 from pyctl.llama.settings.model_settings import ModelSettings
 from pyctl.prompt import as_tokens
 from tools.generator import TINY_HYBRID, cached_model
+
+
+@pytest.fixture
+def read_all(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """read_all() -> samplers read every logit from then on."""
+    return lambda: monkeypatch.setattr(sampler, "n_best", lambda _: 0)
 
 
 @pytest.fixture(scope="module")
@@ -80,11 +86,11 @@ EVEN = tuple((token, -math.inf) for token in range(0, 20_000, 2))
     ],
 )
 def test_the_same_tokens_are_chosen(
-    backend: LlamaBackend, monkeypatch: pytest.MonkeyPatch, sampling: Sampling, n_best: int
+    backend: LlamaBackend, read_all: Callable[[], None], sampling: Sampling, n_best: int
 ) -> None:
     assert sampler.n_best(sampling) == n_best
     found = tokens(backend, sampling)
-    monkeypatch.setattr(sampler, "n_best", lambda _: 0)
+    read_all()
     assert found == tokens(backend, sampling)
     assert len(set(found)) > 5
 
@@ -163,7 +169,7 @@ def of_one_evaluation(backend: LlamaBackend, sampling: Sampling, kind: str) -> l
     ],
 )
 def test_the_same_tokens_are_chosen_of_the_outputs_of_a_long_draft(
-    backend: LlamaBackend, monkeypatch: pytest.MonkeyPatch, sampling: Sampling, kind: str
+    backend: LlamaBackend, read_all: Callable[[], None], sampling: Sampling, kind: str
 ) -> None:
     found = of_one_evaluation(backend, sampling, kind)
     assert len(set(found)) > 5
@@ -172,7 +178,7 @@ def test_the_same_tokens_are_chosen_of_the_outputs_of_a_long_draft(
             int(backend.outputs.row(index).argmax()) for index in range(1 + N_DRAFTS)
         ]
     if kind != "ties":
-        monkeypatch.setattr(sampler, "n_best", lambda _: 0)
+        read_all()
         assert found == of_one_evaluation(backend, sampling, kind)
 
 
