@@ -31,6 +31,10 @@ class Reads:
     """
 
     def __init__(self, *, is_large: bool = False, can_hold: bool = True) -> None:
+        """Save a chain of three segments, then build the pending snapshot whose rows and state come
+        only as the test completes `futures`, which are keyed by the start of a segment, -1 for the
+        state.
+        """
         made = Steps(can_hold=False)
         tokens = prompt_of(1).tokens
         for n in LENGTHS:
@@ -110,6 +114,9 @@ def test_each_segment_is_loaded_before_the_next_has_come() -> None:
 
 
 def test_of_a_large_snapshot_a_segment_is_read_when_the_one_before_is_on_the_device() -> None:
+    """The read of a segment starts only when the one before it has been loaded, so that the rows of
+    a large snapshot never lie in RAM as a whole. The result is still exact, and enters the cache.
+    """
     reads = Reads(is_large=True)
     loading = reads.candidate.load(reads.steps.seq, reads.steps.memory)
     in_ram = []

@@ -76,6 +76,10 @@ def filled(tokens: Tokens, cache: RamCache | None = None) -> tuple[RamCache, lis
 def test_many_snapshots_of_one_conversation_cost_no_chain_each(
     exact: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The search for candidates and for the next segment to evict walks each link a few times at
+    most, however many snapshots share it. One walk per snapshot would be quadratic in a long
+    conversation.
+    """
     tokens = as_tokens(np.random.default_rng(1).integers(0, 250, N + 5))
     cache, ends = filled(tokens)
     links = [0]

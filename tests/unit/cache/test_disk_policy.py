@@ -125,6 +125,9 @@ def test_what_auto_selects(
     minimum: int,
     data: st.DataObject,
 ) -> None:
+    """The selection of `auto` follows from the longest common prefix with a recent prompt: it ends
+    at a boundary, reaches the minimum or is empty, and a wider window never selects less.
+    """
     prompt = Prompt.from_ids(ids, at)
     start = data.draw(st.integers(0, len(prompt)))
     chosen, wider = (
@@ -277,6 +280,9 @@ def test_a_bad_override_is_refused(values: Sequence[object], message: str) -> No
 
 
 def test_the_simulation_counts_as_by_hand() -> None:
+    """The simulated hits, tokens and bytes of each policy equal the ones computed by hand: policies
+    are compared by these figures.
+    """
     row = ROW_BYTES
     state = STATE_BYTES
     fan = [chat(600, 100, seed=str(i), upto=1) for i in range(3)]

@@ -86,6 +86,9 @@ def plain_worth(
 def test_the_policy_chooses_what_the_plain_rule_chooses(
     shapes: list[tuple[int, int, bool]], data: st.DataObject
 ) -> None:
+    """At every step of a random history the victim is of the least value per freed byte, by a rule
+    that is computed here from all snapshots anew. The policy itself updates values incrementally.
+    """
     tree: PrefixTree[int] = PrefixTree()
     held = dict(enumerate(grown(shapes)))
     hits = {key: data.draw(st.integers(0, 3)) for key in held}

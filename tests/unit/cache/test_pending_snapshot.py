@@ -41,6 +41,9 @@ class Case:
     def __init__(
         self, *, n_deferred: int = 0, failing: int = -1, state: Read | None = None
     ) -> None:
+        """Build the snapshot. The last ``n_deferred`` reads start on request, and the read number
+        ``failing`` raises an OSError.
+        """
         tokens = as_tokens(range(30))
         self.segments: list[Segment] = []
         for start in (0, 10, 20):

@@ -159,6 +159,9 @@ def test_tasks_with_equal_instructions_branch_half_a_batch_in() -> None:
 def test_headers_lines_and_costs_follow_from_the_prefix_alone(
     messages: list[tuple[bool, int]], n_ubatch: int, cost: int, short: float, n_raw: int, line: int
 ) -> None:
+    """A shorter prompt is cut into the same batches as a longer one that continues it, up to a few
+    tokens before its end. Rows are exact only if both are evaluated in equal batches.
+    """
     start = (7, 8, 9)
     tokens = [0] * n_raw
     for is_reply, n in messages:

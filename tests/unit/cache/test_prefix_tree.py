@@ -15,6 +15,9 @@ from tests.unit.cache.grown import SHAPES, Held, grown
 def test_the_tree_knows_what_a_plain_search_finds(
     shapes: list[tuple[int, int, bool]], gone: list[int]
 ) -> None:
+    """After each insertion and removal, the parents, children and snapshots of a segment are those
+    that a search through all snapshots finds, in whatever order they came and went.
+    """
     tree: PrefixTree[int] = PrefixTree()
     held: dict[int, Held] = {}
     steps: list[tuple[str, int]] = [("add", key) for key in range(len(shapes))]

@@ -136,6 +136,9 @@ def test_the_middle_of_a_conversation_goes_first(n_slots: int) -> None:
 
 
 def test_rows_are_counted_once_and_freed_with_their_last_snapshot() -> None:
+    """Snapshots that share a prefix are charged for its rows once. The rows stay until the last of
+    these snapshots is dropped, and then their memory is freed, not only uncounted.
+    """
     cache = RamCache(8, None)
     tokens = prompt(1)
     stem = make(tokens, 200)
@@ -185,6 +188,9 @@ def windowed(
 
 
 def test_what_states_share_of_windows_is_counted_once_and_goes_with_the_last() -> None:
+    """Window parts that two states share are charged once and freed with the second state. A
+    protected snapshot keeps its parts after it was dropped, until it is released.
+    """
     cache = RamCache(4, None)
     tokens = prompt(1)
     old, both, new = (np.zeros(n, np.uint8) for n in (300, 200, 100))

@@ -135,6 +135,9 @@ KINDS = ("ask", "ask", "race", "pin", "rest", "later", "clear")
     )
 )
 def test_all_together_stay_within_the_budget(steps: list[tuple[int, int, str]]) -> None:
+    """The sum over three caches stays within the shared budget after any sequence of insertions,
+    races, pins and late evictions. A budget that held for each cache alone would fill the RAM.
+    """
     made = caches(5 * ONE, 3)
     budget = 5 * ONE
     for number, seed, kind in steps:

@@ -164,6 +164,10 @@ class RamHistories(RuleBasedStateMachine):
             self.leave_one(blocked, protected)
 
     def leave_one(self, blocked: set[Segment], protected: set[Snapshot]) -> None:
+        """Move the segment that the eviction order chooses from the device to RAM, or evict the
+        snapshots that need it where RAM has no room. No blocked, pinned or protected snapshot may
+        be lost.
+        """
         held = self.held()
         fixed = set(self.cache.pinned)
         segment = next(

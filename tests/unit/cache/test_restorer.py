@@ -60,6 +60,9 @@ def test_every_source_gives_what_a_cold_run_has(kind: str, source: str, tmp_path
 
 
 def test_bytes_that_do_not_fit_are_dropped_and_the_next_candidate_is_tried() -> None:
+    """A snapshot whose bytes the backend rejects leaves the cache, since it would fail each time.
+    The request resumes from the next shorter one and the result is still exact.
+    """
     steps = Steps()
     steps.serve(prompt_of(1))
     again = longer(prompt_of(1), 3)
@@ -113,6 +116,9 @@ def test_cells_that_are_missing_in_the_end_leave_the_snapshot() -> None:
 
 
 def test_a_restore_that_is_closed_while_it_waits_leaves_nothing(tmp_path: Path) -> None:
+    """A client may leave while a restore waits for the disk: the sequence is empty again, nothing
+    stays locked, and the time until then is counted.
+    """
     disk = tier_on(tmp_path)
     steps = Steps(disk=disk)
     prompt = prompt_of(1)

@@ -65,6 +65,9 @@ def counted(snapshots: list[Snapshot]) -> int:
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=10), st.data())
 def test_bytes_are_those_of_a_plain_count(stems: list[int], data: st.DataObject) -> None:
+    """The bytes that the pool adds and subtracts one by one equal a count over all its snapshots,
+    and its forecasts of new and freed bytes come true. The last release leaves nothing.
+    """
     pool = SegmentPool()
     made: list[Segment] = []
     held: list[Snapshot] = []

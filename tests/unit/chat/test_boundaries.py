@@ -159,6 +159,9 @@ class TestChatml:
 
 
 def test_the_real_template_and_vocabulary(qwen_template: str, qwen_tokenizer: Tokenizer) -> None:
+    """Each turn of Qwen's template after the first starts at a boundary, but two results of tools
+    share one user turn, and the text of a special token inside a result starts none.
+    """
     chat = ChatFormat(Template(qwen_template, eos_token="<|im_end|>"), qwen_tokenizer)
     assert chat.dialect.starts == (qwen_tokenizer.special_tokens()["<|im_start|>"],)
     call = {"type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}

@@ -55,6 +55,10 @@ def test_history_is_tokenized_once() -> None:
 
 
 def test_tokens_that_overlap_or_swallow_blanks_stay_inside_the_pieces() -> None:
+    """Cached pieces give the tokens of the whole text, even if special tokens overlap, one contains
+    the start of another, or one swallows the blanks after it.
+    """
+
     class Greedy(ByteTokenizer):
         """llama.cpp's order: one special token after the other, longest first; <r> swallows blanks
         after it.
@@ -63,6 +67,7 @@ def test_tokens_that_overlap_or_swallow_blanks_stay_inside_the_pieces() -> None:
         def tokenize(
             self, text: str, *, add_special: bool = False, parse_special: bool = True
         ) -> list[int]:
+            """Split by each special token in turn, longest first, and encode the rest as bytes."""
             parts: list[str | int] = [text]
             for special, token in sorted(
                 self.special_tokens().items(), key=lambda item: -len(item[0])
@@ -112,6 +117,9 @@ def test_nothing_and_no_special_tokens() -> None:
 
 
 def test_many_threads() -> None:
+    """Four threads that share a cache too small for their texts get the right tokens, and the cache
+    stays within its bytes.
+    """
     tokenizer = chatml_tokenizer()
     memo = CachedTokenizer(tokenizer, tokenizer.special_tokens(), max_bytes=3000)
     texts = [f"<|im_start|>{i}<|im_end|>" * 3 for i in range(30)]

@@ -67,6 +67,10 @@ def test_the_format_is_found_by_rendering(family: Family) -> None:
 def test_calls_of_an_unknown_format_are_rendered_and_come_as_text(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A template whose call format is unknown still serves: a warning is logged, calls of the
+    history are rendered, and a reply in that form comes back as content, with no call lost in
+    parsing.
+    """
     chat = ChatFormat(Template(unpacked(f"templates/{name}.jinja").read_text()), ByteTokenizer(()))
     assert chat.dialect.call_format is FALLBACK
     assert "unknown format of the chat template" in caplog.text
@@ -233,6 +237,10 @@ def test_a_call_behind_reasoning_and_one_that_is_cut_off(family: Family) -> None
 
 @BY_NAME
 def test_a_forced_call_is_bound_to_the_form_that_is_read(family: Family) -> None:
+    """The grammar of a forced call accepts only a call that the parser of the same family reads: of
+    a tool that exists, after reasoning where that may come first, and twice where calls are
+    parallel.
+    """
     form = family.form
     call = family.call.removesuffix("<|call|>")
     stop = Tools(TOOLS.tools[1:], parallel=False, forced=True)
@@ -263,6 +271,10 @@ OTHER_WORDS = {
 
 @BY_NAME
 def test_a_grammar_takes_what_the_template_writes(family: Family) -> None:
+    """But for the templates in `OTHER_WORDS`, a grammar accepts a call as the template renders it
+    in a history, so that a model may imitate its history. A call without a required argument is
+    rejected.
+    """
     parameters = {
         "type": "object",
         "properties": {
@@ -329,6 +341,9 @@ def test_a_reply_that_calls_goes_back_into_the_prompt_as_it_was_sampled(family: 
 
 @pytest.mark.parametrize("name", NEED_CALLS)
 def test_a_whole_chain_of_calls_stays_as_it_was_sampled(name: str) -> None:
+    """Each prompt of a conversation with single and repeated calls starts with the exact tokens of
+    the prompt and reply before it. Only then does the prefix cache resume at the end of the reply.
+    """
     family = next(each for each in CASES if each.name == name)
     chat = ChatFormat(family.template(), ByteTokenizer(NEED_CALLS[name]), replay=Replay())
     tools = [{"type": "function", "function": STOP_TOOL}]

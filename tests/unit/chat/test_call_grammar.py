@@ -171,6 +171,9 @@ def test_a_schema_that_cannot_be_converted_is_refused() -> None:
 
 
 def test_calls_are_bound_whenever_tools_can_be_called(qwen_template: str) -> None:
+    """No grammar is made without callable tools. A required call is bound from the start, an
+    optional one only after its trigger, and equal tools share one grammar.
+    """
     chat = ChatFormat(Template(qwen_template), toy.chatml_tokenizer(), replay=Replay("off"))
     hi = [{"role": "user", "content": "Hi"}]
 
@@ -237,6 +240,9 @@ def test_no_call_format_stands_in_the_way_of_json(form: CallFormat) -> None:
 
 
 def test_a_forced_call_goes_before_a_schema(qwen_template: str) -> None:
+    """A schema and a required call exclude each other, and the call wins. An optional call leaves
+    both open, and no tool leaves the schema alone.
+    """
     chat = ChatFormat(Template(qwen_template), toy.chatml_tokenizer(), replay=Replay("off"))
     tool = {"type": "function", "function": {"name": "f"}}
 

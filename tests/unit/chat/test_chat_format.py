@@ -138,6 +138,9 @@ def test_without_prefill_an_assistant_message_is_complete(chatml: ChatFormat) ->
 
 
 def test_bos_comes_once_and_only_where_the_model_wants_it() -> None:
+    """A chat prompt starts with one BOS, whether the template writes it or the tokenizer adds it. A
+    raw prompt gets one only from the tokenizer, and none before tokens that the client gave.
+    """
     specials = ("<s>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
     for add_bos in (True, False):
         tokenizer = ByteTokenizer(specials, bos="<s>", add_bos=add_bos)
@@ -178,6 +181,9 @@ def test_tools_reach_the_template(qwen_template: str) -> None:
 def test_the_real_template_continues_as_llama_server_does(
     qwen_template: str, qwen_tokenizer: Tokenizer
 ) -> None:
+    """Qwen's template renders an open reply, a partial answer and partial reasoning as llama-server
+    does, so that a client's request to continue has the same prompt on both.
+    """
     chat = ChatFormat(Template(qwen_template, eos_token="<|im_end|>"), qwen_tokenizer)
     assert render(chat, HI) == HEAD + "<think>\n"
     assert (
@@ -211,6 +217,9 @@ def test_one_answer_holds_all(thinking: ChatFormat) -> None:
 
 
 def test_what_binds_the_reply(thinking: ChatFormat) -> None:
+    """A grammar, a schema and tools each give their own constraint. A schema leaves the reasoning
+    free, starts after the text that a request continues, and gives way to a required call.
+    """
     assert prepare(thinking, HI, grammar='root ::= "a"').constraint == Constraint('root ::= "a"')
     schema = prepare(thinking, HI, schema={"type": "integer"}).constraint
     assert "<[259]>" in schema.grammar  # the end of the reasoning, a token of its own
@@ -244,6 +253,9 @@ def test_what_is_wrong_with_a_constraint_is_said_when_it_is_asked_for(thinking: 
 
 
 def test_the_tokens_of_a_reasoning_budget(thinking: ChatFormat, qwen_template: str) -> None:
+    """A budget forces its message and the end of the reasoning as the template writes it, and
+    starts with the reasoning that the prompt already contains.
+    """
     ids = toy.chatml_tokenizer().tokenize
     ends = ("</think>", "<tool_call>")
     texts = {258: b"<think>", 259: b"</think>", 260: b"<tool_call>"}

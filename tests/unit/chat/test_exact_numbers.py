@@ -178,6 +178,7 @@ def pairs() -> st.SearchStrategy[tuple[dict[str, Any], Any]]:
     def around(
         inner: st.SearchStrategy[tuple[dict[str, Any], Any]],
     ) -> st.SearchStrategy[tuple[dict[str, Any], Any]]:
+        """Return pairs of a schema and a value of it, one level deeper than those of ``inner``."""
         objects = st.dictionaries(
             st.text('xy"', min_size=1, max_size=2), inner, min_size=1, max_size=3
         )

@@ -81,6 +81,9 @@ def limited(chat: ChatFormat, n: int, tokens: list[int]) -> list[int]:
 def test_a_budget_ends_the_reasoning_and_never_writes_into_the_answer(
     vocabulary: str, template: str, n: int, gaps: list[str], reasoning: list[str], answer: list[str]
 ) -> None:
+    """The end of the reasoning is forced exactly where the budget is used up, or nowhere, even if
+    the vocabulary joins a tag with the characters around it.
+    """
     chat = chat_of(vocabulary, template)
     tags = chat.dialect.tags
     header = prepare(chat, HI).rendered.reasoning_start

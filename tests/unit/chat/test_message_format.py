@@ -70,6 +70,9 @@ class TestHarmony:
         ) == ("on", "a", [])
 
     def test_reasoning_before_a_call_goes_back_into_the_prompt(self) -> None:
+        """The analysis before a call is rendered in its own message, ahead of the call: the model
+        was trained to continue from it after the result.
+        """
         template = Template(unpacked("templates/openai-gpt-oss-120b.jinja").read_text())
         chat = ChatFormat(
             template, ByteTokenizer(("<|start|>", "<|end|>", "<|return|>"), eos="<|return|>")

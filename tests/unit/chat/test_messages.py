@@ -118,6 +118,9 @@ def chat_of(source: str) -> ChatFormat:
 
 
 def test_a_conversation_in_which_the_user_says_nothing_is_rendered(qwen_template: str) -> None:
+    """An empty user message is added after the system messages if the template would fail without
+    one, and only then: an addition without need would change the prompt of other templates.
+    """
     chat = chat_of(qwen_template)
     empty = "<|im_start|>user\n<|im_end|>\n"
     call = {"type": "function", "function": {"name": "f", "arguments": "{}"}}

@@ -109,6 +109,9 @@ def following(reply: dict[str, Any], text: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("kind", REPLIES)
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_every_next_prompt_begins_so(name: str, kind: str) -> None:
+    """The predicted prompt is a prefix of the next one up to its last boundary, whatever the user
+    writes next, with equal boundaries. Prewarming evaluates that prefix before the request comes.
+    """
     chat = chat_of(name)
     reply = REPLIES[kind]
     tools = [TOOL] if chat.capabilities.tools else None

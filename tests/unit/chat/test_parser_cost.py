@@ -67,6 +67,9 @@ FORMS = {family.form.name: family for family in CASES}.values()
 
 @pytest.mark.parametrize("family", FORMS, ids=lambda family: family.form.name)
 def test_a_reply_is_read_in_linear_time(family: Family) -> None:
+    """No prefix of a reply, followed by any sign of the format repeated, makes the parser read a
+    text again and again. A quadratic parser would let one reply stop the server.
+    """
     slow = []
     begun_texts = [*dict.fromkeys(beginnings(family))]
     for begun in begun_texts[:: len(begun_texts) // (1 if IS_QUICK else 2) + 1]:

@@ -326,6 +326,10 @@ def test_what_clients_write_anew_each_turn_is_still_the_same_conversation() -> N
 
 
 def test_tools_with_reordered_keys_match_the_earlier_reply() -> None:
+    """Tools that differ only in the order of their keys are rendered in the order of the first
+    request, so that the prompt keeps its prefix. A difference in values or in the order of an array
+    stays.
+    """
     sent = function("look_up", required=["a", "b"], a={"type": "string"}, b={"default": 1})
     dialogue = Dialogue(qwen())
     dialogue.turn(HI, reply="hm\n</think>\n\nHello.")

@@ -78,6 +78,9 @@ def test_replies_outlive_a_restart(tmp_path: Path) -> None:
 @given(st.data())
 @settings(max_examples=examples(60))
 def test_a_damaged_file_loses_the_damaged_lines_only(data: st.DataObject) -> None:
+    """A line that is cut off or overwritten anywhere costs only the reply in it. The others are
+    found, and the file takes new ones.
+    """
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "replies"
         replay = Replay(path=path)
@@ -142,6 +145,9 @@ def test_files_of_a_larger_limit_are_cut_at_the_start(tmp_path: Path) -> None:
 
 
 def test_a_slow_disk_holds_up_nobody_who_remembers_or_looks_up(tmp_path: Path) -> None:
+    """Replies are found at once while their lines wait for the disk. At most 256 lines wait, so a
+    disk that hangs cannot fill the RAM.
+    """
     waiting: list[Callable[[], None]] = []
     path = tmp_path / "replies"
     place = AT

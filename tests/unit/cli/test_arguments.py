@@ -66,6 +66,9 @@ def test_chatml_can_be_named() -> None:
 
 
 def test_every_field_has_a_flag() -> None:
+    """Each field of the settings has a flag, but for the listed ones, and no two fields share a
+    name. A field without a flag could not be set by a user.
+    """
     flagless = {
         *(
             ("Sampling", name)
@@ -156,6 +159,9 @@ def test_four_replies_side_by_side_unless_told_otherwise() -> None:
 
 
 def test_a_pool_is_for_one_reply_at_a_time() -> None:
+    """A pool sets one sequence by default, and is refused with several sequences, without flash
+    attention, or with the KV cache in RAM: it works with none of them.
+    """
     assert serve().pool.n_pooled == 0
     for text, n in (("auto", -1), ("off", 0), ("65536", 65_536)):
         settings = serve("--kv-pool", text)
@@ -203,6 +209,9 @@ def test_a_byte_order_mark_of_a_file_is_no_part_of_it(tmp_path: Path, flag: str,
 
 
 def test_values_from_files(tmp_path: Path) -> None:
+    """Templates, keys, grammars and schemas are read from files as from flags, and a flag wins over
+    a variable that names a file. A bad schema is an error at the start, not of each request.
+    """
     (tmp_path / "template").write_text("{{ ü }}", encoding="utf-8")
     (tmp_path / "keys").write_text("# comment\nkey1  \r\n \t\n\n\t key 2\n  # another\n")
     (tmp_path / "grammar").write_text('root ::= "a"')
@@ -409,6 +418,9 @@ def test_clients_with_keys_of_their_own_share_no_texts_by_default(
 
 
 def test_placements_keep_their_order_and_their_variables_add_up() -> None:
+    """Rules of placement stay in the order of their flags, since the first that matches a tensor
+    counts. Variables add theirs, and layers are counted from zero.
+    """
     experts = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
     argv = ["-ot", r"blk\.0\.=CUDA0,attn=CPU", "-cmoe", "--n-cpu-moe", "2", "-ncffn", "1"]
     assert serve(*argv).model.placements == (
@@ -531,6 +543,9 @@ def test_chat_refuses_bad_addresses_and_empty_prompts() -> None:
 
 
 def test_only_what_was_asked_for_is_sent_to_a_server() -> None:
+    """`pyctl chat --url` sends only the options that a flag or variable sets, so that the server's
+    own defaults hold for the others.
+    """
     argv = [
         "--url",
         "h",

@@ -99,6 +99,9 @@ def test_json_has_every_fact(run: Run) -> None:
 
 
 def test_each_model_has_a_table_and_one_can_be_asked_for(run: Run, directory: Path) -> None:
+    """`cache ls` lists the snapshots of each model under its name, or under its fingerprint if it
+    has none. `--model` filters by either, and control characters of a name are escaped.
+    """
     for fingerprint, name in (("other", "Evil\x1b[2J\nname"), ("third", "")):
         store = DirectStore(directory, fingerprint, None)
         if name:
@@ -126,6 +129,9 @@ def test_each_model_has_a_table_and_one_can_be_asked_for(run: Run, directory: Pa
 def test_sizes_add_up_and_prune_says_what_it_would_do_and_who_else_is_there(
     run: Run, directory: Path
 ) -> None:
+    """A dry run of `prune` reports the bytes and the processes that use the directory, and removes
+    nothing. The same call without `--dry-run` removes the entries.
+    """
     store = DirectStore(directory, "model", None)
     for snapshot in conversation(7, turns=4, step=30):
         store.write(snapshot, LABEL)

@@ -68,6 +68,9 @@ class Classes:
     """
 
     def __init__(self) -> None:
+        """Collect the annotated members, results and bases of all classes, and the attributes that
+        constructors assign.
+        """
         trees = map(tree_of, modules().values())
         nodes = [
             node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)

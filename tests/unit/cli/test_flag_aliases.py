@@ -91,6 +91,9 @@ def test_every_llama_server_flag_is_known() -> None:
 
 
 def test_every_other_flag_of_pyctl_is_its_own() -> None:
+    """Only the listed flags are missing in llama-server's documentation, so that a flag misspelt
+    here does not pass for one of pyctl's own.
+    """
     documented = {name for names, *_ in contract() for name in names}
     own = {name for flag in SERVE_FLAGS for name in flag.spellings()} - documented
     assert own == {
@@ -119,6 +122,9 @@ def test_every_other_flag_of_pyctl_is_its_own() -> None:
 
 
 def test_a_copied_environment_starts() -> None:
+    """The variables of a llama-server start pyctl with the same settings. Those without effect are
+    named in a warning, and an empty one counts as unset.
+    """
     environ = {
         "LLAMA_ARG_MODEL": "/models/my_model.gguf",
         "LLAMA_ARG_CTX_SIZE": "4096",

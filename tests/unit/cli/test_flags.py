@@ -196,6 +196,9 @@ def test_the_help_shows_the_default_of_who_gives_no_flag(flag: Flag) -> None:
     "flag", [flag for flag in SERVE_FLAGS if flag.off], ids=lambda flag: flag.dest
 )
 def test_every_negation_by_flag_and_by_variable(flag: Flag) -> None:
+    """Each flag that has a negation is turned off by every spelling, by each false word in its
+    variable, and by the variable with `NO_`, as llama-server accepts them.
+    """
     path, value = {
         "mmap": ("model.load_mode", "none"),
         "reasoning_preserve": ("format.template_kwargs", keep_reasoning(False)),

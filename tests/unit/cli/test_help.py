@@ -13,6 +13,9 @@ from tests.unit.cli.given import SERVE_FLAGS
 
 
 def test_help_lists_every_flag_by_group(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--help all` shows each group, spelling and variable, with defaults, in lines of 80 columns
+    at most.
+    """
     with pytest.raises(SystemExit) as caught:
         parse_serve(["-h", "all"], {})
     assert caught.value.code == 0

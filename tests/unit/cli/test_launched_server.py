@@ -41,6 +41,9 @@ class Steps:
 def test_a_program_without_a_screen_shows_how_far_its_prompt_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Progress lines that are appended to the log are shown, joined where the log wraps them. Lines
+    of before the start and other lines are not shown.
+    """
     log = tmp_path / "log"
     log.write_text("10:00:00 prefill      1 of 2 tokens evaluated\n")  # of before
 

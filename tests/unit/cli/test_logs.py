@@ -51,6 +51,9 @@ def test_a_log_file_on_a_full_disk_is_one_line_on_stderr(
 
 
 def test_log_message_stays_in_its_line_with_indented_traceback() -> None:
+    """Control characters in arguments are escaped and further lines are indented, so that a path or
+    a name cannot forge a line of the log or a command to the terminal.
+    """
     said = io.StringIO()
     handler = logging.StreamHandler(said)
     handler.setFormatter(logs.LineFormatter(with_time=False))
@@ -75,6 +78,9 @@ def test_log_message_stays_in_its_line_with_indented_traceback() -> None:
 
 
 def test_colours_are_for_terminals_and_forged_ones_are_shown() -> None:
+    """Only the formatter adds colours, and only for a terminal. An escape sequence in an argument
+    is shown as text in both cases.
+    """
     record = logging.makeLogRecord(
         {
             "msg": "chat  9 from disk  %s",

@@ -47,6 +47,9 @@ def test_a_model_is_current_until_its_file_changes(model: Path) -> None:
 def test_room_is_planned_once_and_again_for_another_file(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The memory plan is computed once as long as the file of the model is the same, and again
+    after it has changed.
+    """
     planned: list[MemoryPlan] = []
     wanted = model_loader.required_memory
 

@@ -34,6 +34,9 @@ def test_all_models_with_their_sizes_and_what_fits(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """`pyctl models` lists the models of all origins with the context that fits. A file that is no
+    model has a note, and one without room in memory still has its line.
+    """
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # the hub's library reads it
     flags = ["--models-dir", str(tmp_path / "dir"), "-c", "1k", "-np", "1"]
     assert run_models([*flags, "--json"], environ) == 0

@@ -42,6 +42,9 @@ def read(
 def test_command_line_wins_over_section_and_section_over_global(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A key is read from the command line, then from its section, then from `[*]`. Keys of the
+    router end on the preset, and keys without effect are named in a warning.
+    """
     text = """
 version = 1
 ; a comment
@@ -95,6 +98,9 @@ kv-unified = on
 
 
 def test_a_section_of_a_known_name_is_its_settings(tmp_path: Path) -> None:
+    """A section named like a model of the directory or the hub's cache adds settings to that model
+    instead of a second model. Parts of a split file are one model.
+    """
     fetch(tmp_path, "org/m", "m-Q8_0.gguf")
     directory = tmp_path / "d"
     (directory / "split").mkdir(parents=True)
@@ -127,6 +133,9 @@ def test_a_section_of_a_known_name_is_its_settings(tmp_path: Path) -> None:
 
 
 def test_fetched_models_that_a_section_names_are_hidden_and_stay_there(tmp_path: Path) -> None:
+    """With `dedup-cache-models`, a downloaded model that a section uses is hidden from the list,
+    its draft too, but a request can still name it.
+    """
     fetch(
         tmp_path,
         "org/m",
@@ -222,6 +231,9 @@ def of_process() -> set[str]:
     "place", ["{}[a]\nmodel = x\n", "[*]\n{}[a]\nmodel = x\n", "[a]\nmodel = x\n{}"]
 )
 def test_keys_that_set_no_model_are_refused(tmp_path: Path, place: str) -> None:
+    """A key that belongs to the whole process is an error in a section, and not ignored: a user who
+    writes `api-key` there would believe that it protects the server.
+    """
     keys = of_process() | {
         *(
             "api-key-file",
@@ -316,6 +328,9 @@ def test_secrets_are_in_no_list_and_count_as_settings(
 
 
 def test_the_preset_files_of_the_documentation_of_llama_server_are_read(tmp_path: Path) -> None:
+    """Both examples of llama-server's documentation are read to the settings they describe. The
+    last of two equal keys wins.
+    """
     fetch(tmp_path, "org/m", "m-Q8_0.gguf")
     router = """version = 1
 

@@ -11,6 +11,9 @@ from pyctl.cli.signals import ending_by_signal, handled
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_leaves_the_block_once(number: signal.Signals) -> None:
+    """A signal ends the block with its exit code. Signals during the clean-up do not interrupt it,
+    and the handlers of before are back afterwards.
+    """
     before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
     is_tidy = False
 

@@ -43,6 +43,7 @@ class RawFile:
 
     @classmethod
     def read(cls, path: Path) -> RawFile:
+        """Return the file at ``path`` in parts that a test can change and write again."""
         header = read_header(path)
         data = path.read_bytes()
         _, _, kind, flags, _, _ = _PRELUDE.unpack_from(data)

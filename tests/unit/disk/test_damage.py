@@ -140,6 +140,9 @@ def test_files_of_another_model_under_our_name(open_store: Opener, made: list[Sn
 def test_no_pipe_is_waited_for(
     name: str, store: DirectStore, open_store: Opener, made: list[Snapshot]
 ) -> None:
+    """A named pipe in place of any file of the cache is skipped or refused at once. Opening it like
+    a file would hang the server forever.
+    """
     prompt = PromptName.new(1)
     special = {
         "prompt": store.home / PROMPTS / str(prompt),

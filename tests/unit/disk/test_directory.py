@@ -20,6 +20,9 @@ Opener = Callable[..., DirectStore]
 
 
 def test_use_and_pins_decide_who_goes(open_store: Opener, clock: ManualClock) -> None:
+    """Pruning takes the least recently used first and never a pinned snapshot, not even for a
+    budget of zero. A pin survives a restart, and its end lets the files go.
+    """
     store = open_store()
     pinned, old, used = (conversation(seed, turns=1)[0] for seed in range(3))
     for made in (pinned, old, used):
@@ -77,6 +80,9 @@ def test_remove_takes_only_what_nobody_needs(open_store: Opener) -> None:
 def test_other_fingerprints_count_and_go_by_the_same_rule(
     open_store: Opener, clock: ManualClock
 ) -> None:
+    """Snapshots of another model are no hits, but their bytes count in the shared budget, and the
+    older ones of them are evicted for a new one of this model.
+    """
     other = open_store("old-model")
     mine = open_store("model", budget=5_000)
     stale = [conversation(seed, turns=1)[0] for seed in range(2)]

@@ -116,6 +116,9 @@ def test_who_has_a_draft_model_takes_files_that_have_none(
 def test_a_conversation_goes_on_in_the_same_files_with_and_without(
     open_store: Opener, made: list[Snapshot]
 ) -> None:
+    """A conversation is continued with and without drafts in turn: each time only the new segment
+    and state are written, and the spans list which parts have draft rows.
+    """
     write(open_store(sizes=DRAFTS), made[:1])
     plain = open_store(sizes=PLAIN)
     first = plain.read(made[0].prefix, made[0].last_tokens(made[0].n))

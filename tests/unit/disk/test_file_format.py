@@ -78,6 +78,9 @@ def file_bytes(
 
 
 def test_files_made_by_hand(open_store: Callable[..., DirectStore]) -> None:
+    """Files that are packed here by docs/internals/disk-format.md are recovered and read, and the
+    writer produces the same bytes. Reader and writer can therefore not agree on a wrong format.
+    """
     store = open_store()
     made = snapshot(segment(range(100, 120)), 15)
     rows = made.segment

@@ -36,6 +36,9 @@ def records_of(held: list[Held], data: st.DataObject) -> list[Record]:
 def test_disk_keeps_pinned_and_protected_within_its_budget(
     shapes: list[tuple[int, int, bool]], data: st.DataObject
 ) -> None:
+    """Eviction never removes a pinned or protected state or a file that one needs, evicts nothing
+    that would still fit, and keeps the sums of bytes right, for any graph and falling budgets.
+    """
     graph = FileGraph(records_of(grown(shapes), data))
     states = [record for record in graph.records.values() if record.is_state]
     pinned: set[Key] = {record.key for record in states if record.pinned}

@@ -32,6 +32,9 @@ Opener = Callable[..., DirectStore]
 def test_an_index_of_an_older_version_is_read_and_stays_readable_for_it(
     store: DirectStore, made: list[Snapshot], open_store: Opener
 ) -> None:
+    """An index without the column of labels is read with its pins and hits. The added column keeps
+    the version, and an older pyctl can still insert rows.
+    """
     store.directory.pin(made[0].prefix.name, True)
     store.touch(made[2].prefix)
     store.close()
@@ -78,6 +81,9 @@ def other_schema(path: Path) -> None:
 def test_lost_index_is_rebuilt(
     open_store: Opener, made: list[Snapshot], harm: Callable[[Path], None], running: bool
 ) -> None:
+    """Harm to the index, under a running store or before its start, gives misses at worst, never a
+    wrong snapshot or a damaged file. Recovery finds all snapshots again.
+    """
     store = open_store()
     for each in made:
         store.write(each)

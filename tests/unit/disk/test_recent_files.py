@@ -110,6 +110,9 @@ def test_nothing_is_written_that_the_day_has_no_bytes_for(tmp_path: Path) -> Non
 
 
 def test_damaged_files_are_removed_and_the_others_are_read(tmp_path: Path) -> None:
+    """Every cut and every flipped byte of a file of a prompt is noticed: the file is removed and
+    the other one is read. A foreign file is left alone.
+    """
     log = RecentPrompts()
     assert RecentFiles(tmp_path / "none").load() == []
     log.add(chat(30, 10))

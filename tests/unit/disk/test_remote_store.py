@@ -61,6 +61,7 @@ def store_clock() -> ManualClock:
 
 @pytest.fixture
 def remote(client: Faulty, store_clock: ManualClock) -> Iterator[Remote]:
+    """Return a constructor of remote stores on ``client``; all of them are closed in the end."""
     opened: list[RemoteStore] = []
 
     def get(store: DirectStore, **limits: int) -> RemoteStore:
@@ -142,6 +143,9 @@ def test_what_one_directory_has_comes_to_another(
 def test_damage_is_a_miss_and_not_fetched_again(
     damage: str, filled: list[Snapshot], second: DirectStore, store: RemoteStore, client: Faulty
 ) -> None:
+    """A damaged or missing object ends the chain before it, is not fetched a second time, and does
+    not count as an outage. The snapshots that do not need it are still found.
+    """
     objects = client.objects
     (name,) = [name for name in objects if name.endswith(".rows") and "/40-" in name]
     data = objects[name]
@@ -172,6 +176,9 @@ def test_store_pauses_after_three_failures_without_logging_keys(
     caplog: Any,
     store_clock: ManualClock,
 ) -> None:
+    """A store that fails three times is not used for a while, so that requests do not wait for it,
+    and then tried again. The log names the error without the URL, which holds credentials.
+    """
     client.error = OSError(
         "http://key:secret@host/bucket: 503 Service Unavailable, AWSAccessKeyId=key"
     )
@@ -196,6 +203,9 @@ def test_a_store_that_cannot_be_written_is_read(
     client: Faulty,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """A store whose uploads fail is marked and logged, but downloads go on: a read-only bucket is
+    still of use.
+    """
     other = conversation(2)
     for each in other:
         second.write(each)

@@ -69,6 +69,9 @@ def test_rows_that_have_gone_from_disk_meanwhile_are_a_loss_and_no_damage(
 
 
 def test_rows_in_memory_are_not_read(open_store: Opener, tmp_path: Path) -> None:
+    """A read from disk takes the segments that RAM holds from there, whatever part of the chain
+    that is. Only the bytes behind them and the state are read.
+    """
     made = conversation(3, turns=4)
     open_store().write(made[3])
     store = open_store()
@@ -106,6 +109,9 @@ def test_what_was_read_hangs_on_its_file_when_it_is_written_again(
 
 
 def test_what_leaves_ram_takes_no_place_from_what_is_worth_more(open_store: Opener) -> None:
+    """A snapshot that RAM evicts displaces only files of less value, while one that the policy
+    selected displaces any. Otherwise a wave of evictions would empty the disk cache.
+    """
     store = open_store()
     valuable, (cheap,) = conversation(1, turns=1)[0], conversation(2, turns=1)
     store.write(valuable)

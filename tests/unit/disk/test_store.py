@@ -158,6 +158,9 @@ def test_fingerprints_are_names(tmp_path: Path, name: str) -> None:
 def test_writes_that_evict_do_not_read_the_whole_index(
     open_store: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """As long as one process writes, evictions, touches and refreshes read no row of the index
+    again. After a write of another process, the index is read.
+    """
     store = open_store()
     other = open_store()
     reads = Mock(wraps=Index)
@@ -185,6 +188,9 @@ def test_writes_that_evict_do_not_read_the_whole_index(
 
 
 def test_what_is_known_of_the_index_is_what_is_in_it(open_store: Opener) -> None:
+    """The graph in memory equals one read afresh from the index after each of 300 random steps of
+    one, then two stores, evictions included.
+    """
     choice = random.Random(2)
     stores = [open_store(budget=40_000), open_store(budget=40_000)]
     made = [each for seed in range(12) for each in conversation(seed)]

@@ -157,6 +157,9 @@ def test_leftovers_of_older_versions_go(store: DirectStore, made: list[Snapshot]
 
 
 def test_prompts_are_checked_with_the_rest(store: DirectStore) -> None:
+    """`verify` reports damaged prompts, temporary files of dead processes, and foreign files.
+    Fixing removes the first two and leaves files that pyctl did not write.
+    """
     prompts = store.home / PROMPTS
     log = RecentPrompts()
     for seed in range(3):
@@ -180,6 +183,10 @@ def test_prompts_are_checked_with_the_rest(store: DirectStore) -> None:
 def test_links_to_other_directories_are_not_followed(
     open_store: Opener, tmp_path: Path, made: list[Snapshot]
 ) -> None:
+    """No link inside the cache directory leads recovery, verification or sizes to files of another
+    directory, and a store in a linked directory is refused. Otherwise they could remove files of
+    others.
+    """
     theirs = open_store("theirs", directory=tmp_path / "theirs")
     ours = open_store("ours")
     theirs.write(made[0])

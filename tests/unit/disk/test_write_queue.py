@@ -128,6 +128,9 @@ def test_writing_never_waits_and_the_newest_comes_first(
 def test_device_only_rows_are_copied_by_segment_without_delays(
     writer: SlowWriter, writes: WriteQueue
 ) -> None:
+    """Rows that only the device holds are requested one segment at a time, and other snapshots are
+    written while a segment has no room. The written bytes are complete and no copy stays in RAM.
+    """
     asked = threading.Event()
     writer.gate.set()
     large = snapshot(1, 3)
@@ -172,6 +175,9 @@ def test_rows_that_never_come_end_it(writer: SlowWriter, writes: WriteQueue, why
 def test_what_is_evicted_meanwhile_has_all_rows_that_are_left_or_is_lost(
     writer: SlowWriter, writes: WriteQueue, n_served: int, fits: bool
 ) -> None:
+    """A snapshot that leaves the device while it is written gets all its remaining rows at once, or
+    is dropped as a whole. It is never written in part.
+    """
     writer.gate.set()
     large = snapshot(1, 3)
     writes.write(large)
@@ -235,6 +241,9 @@ def test_a_disk_that_refuses_is_left_alone_for_a_while(
     error: Exception,
     spills: bool,
 ) -> None:
+    """A full disk keeps the writes waiting until `retry` or the end, other errors drop only the one
+    that failed. The log has one warning each time the disk fills, not one per write.
+    """
     writer.gate.set()
     writer.error = error
     is_full = isinstance(error, OSError)
@@ -268,6 +277,9 @@ def test_a_disk_that_refuses_is_left_alone_for_a_while(
 def test_what_a_full_disk_refused_without_its_rows_waits_for_the_end(
     writer: SlowWriter, writes: WriteQueue
 ) -> None:
+    """A write that a full disk refused and that has no rows in RAM does not ask the device again
+    until the queue closes. Then it is written.
+    """
     writer.gate.set()
     writer.error = FULL
     large = snapshot(1, 2)
@@ -323,6 +335,9 @@ def test_close_times_out_and_running_write_ends_with_its_segment(
 def test_what_is_dropped_by_name_is_not_written_from_wherever_it_waits(
     writer: SlowWriter, writes: WriteQueue
 ) -> None:
+    """A removed snapshot is not written, whether it is being written, waits, was spilled, or was
+    refused by the disk. A second removal finds nothing.
+    """
     writer.error = FULL
     made = [snapshot(seed) for seed in range(3)]
     for each in made:
@@ -346,6 +361,9 @@ def test_what_is_dropped_by_name_is_not_written_from_wherever_it_waits(
 def test_spilled_snapshots_wait_for_bytes_and_follow_selected(
     writer: SlowWriter, writes: WriteQueue
 ) -> None:
+    """Selected snapshots are written before spilled ones, and spilled ones by falling value as soon
+    as their bytes are in RAM.
+    """
     writes.write(snapshot(0))
     assert writer.begun.wait(60)  # the thread holds it, at the closed gate
     for seed, worth in ((1, 1.0), (2, 3.0), (2, 9.0)):
@@ -368,6 +386,9 @@ def test_spilled_snapshots_wait_for_bytes_and_follow_selected(
 def test_the_least_worth_per_byte_is_lost_where_room_ends(
     writer: SlowWriter, writes: WriteQueue, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """If the queue is full, the snapshot of the least value per byte is dropped, then selected ones
+    from the oldest. One warning a minute reports that the disk is too slow.
+    """
     for seed, worth in enumerate((5.0, 1.0, 3.0, 2.0, 0.5)):
         spill(writes, seed, worth)
     spill(writes, 5, 100.0, n_bytes=301)

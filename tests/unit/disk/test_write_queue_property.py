@@ -69,6 +69,9 @@ class FaultyDisk:
         self.written: list[Snapshot] = []
 
     def write(self, snapshot: Snapshot, spilled: bool) -> Writing:
+        """Check the rows of each segment as they arrive, and note the snapshot; raise `error` or
+        run an interruption in between.
+        """
         self.n_open += 1
         try:
             n_bytes = 0

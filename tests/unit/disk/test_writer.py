@@ -173,6 +173,9 @@ class WriterHistories(RuleBasedStateMachine):
 
     @invariant()
     def holds(self) -> None:
+        """Every snapshot that the index lists is read as it was written, in each process. No
+        temporary file stays and the budget holds.
+        """
         if not hasattr(self, "stores"):
             return
         for process, store in enumerate(self.stores):
@@ -329,6 +332,9 @@ def test_a_write_replaces_what_vanished(store: DirectStore, lost: str) -> None:
 def test_full_disk(
     open_store: Opener, made: list[Snapshot], monkeypatch: pytest.MonkeyPatch, call: str, after: int
 ) -> None:
+    """A disk that is full at any call leaves no file of the write behind and all others readable,
+    and the same write succeeds once there is room.
+    """
     store = open_store()
     store.write(made[0])
     before = on_disk(store.directory.path)
@@ -352,6 +358,9 @@ def test_full_disk(
 
 
 def test_small_disk(open_store: Opener, tmp_path: Path) -> None:
+    """On a real file system of 256 KiB, writes fail with an error once it is full, leave no
+    temporary file, and every snapshot written before is read.
+    """
     mount = tmp_path / "small"
     mount.mkdir()
     if subprocess.run(
@@ -392,6 +401,9 @@ def test_given_up_snapshots_are_not_written(open_store: Opener) -> None:
 def test_everything_is_synced_before_it_has_its_name(
     open_store: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Data reach the disk before the rename gives them their names, and the directory is synced
+    last, so that a power failure leaves whole files only.
+    """
     store = open_store()
     home = store.directory.path / "model"
     order: list[str] = []
