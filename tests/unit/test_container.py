@@ -100,6 +100,9 @@ def test_the_image_runs_with_few_rights_and_time_to_write(service: dict[str, Any
 def test_two_servers_are_those_of_one_and_a_router_is_in_front(
     service: dict[str, Any], router: str
 ) -> None:
+    """The services of two servers differ from the documented single one by card, image and port
+    only, and the router takes over the port. A file that drifts apart would be found by a user.
+    """
     deploy = ROOT / "deploy"
     files = [(deploy / name).read_text(encoding="utf-8") for name in ("servers.yaml", router)]
     servers, front = (yaml.safe_load(text) for text in files)

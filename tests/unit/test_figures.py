@@ -64,6 +64,10 @@ def test_scripts_write_the_whole_head() -> None:
 
 
 def test_ages_count_commits_and_need_no_history(tmp_path: Path) -> None:
+    """The age of a figure counts the commits since, those of the engine apart, and marks the old
+    ones. A shallow clone and a source without git have an unknown age instead of an error.
+    """
+
     def git(*arguments: str) -> str:
         command = ("git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments)
         return subprocess.check_output(command, cwd=tmp_path, text=True).strip()

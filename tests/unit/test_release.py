@@ -50,6 +50,9 @@ def test_the_archive_for_cards_begins_with_a_manifest_of_its_files() -> None:
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="old names of functions are x86_64's")
 def test_links_for_old_systems_need_no_newer_functions(tmp_path: Path) -> None:
+    """A library that is linked against the reduced libraries needs no symbol newer than the oldest
+    supported system has, although the compiler's own headers would choose newer ones.
+    """
     kept = ("libstdc++.a", "libm.so.6", "libstdc++.so.6")
     found = [
         subprocess.check_output(["g++", f"-print-file-name={name}"], text=True).strip()

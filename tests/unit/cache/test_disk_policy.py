@@ -126,7 +126,7 @@ def test_what_auto_selects(
     data: st.DataObject,
 ) -> None:
     """The selection of `auto` follows from the longest common prefix with a recent prompt: it ends
-    at a boundary, reaches the minimum or is empty, and a wider window never selects less.
+    at a boundary, has the least length or is empty, and a wider window never selects less.
     """
     prompt = Prompt.from_ids(ids, at)
     start = data.draw(st.integers(0, len(prompt)))

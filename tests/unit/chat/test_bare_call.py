@@ -1,4 +1,4 @@
-"""A reply that is nothing but the JSON of a call is a call, without the tags of its format, too."""
+"""A reply that is nothing but the JSON of a call is a call, even without the tags of its format."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ def test_a_schema_that_cannot_be_converted_is_refused() -> None:
 
 
 def test_calls_are_bound_whenever_tools_can_be_called(qwen_template: str) -> None:
-    """No grammar is made without callable tools. A required call is bound from the start, an
+    """Requests without callable tools have no grammar. A required call is bound from the start, an
     optional one only after its trigger, and equal tools share one grammar.
     """
     chat = ChatFormat(Template(qwen_template), toy.chatml_tokenizer(), replay=Replay("off"))

@@ -67,8 +67,8 @@ FORMS = {family.form.name: family for family in CASES}.values()
 
 @pytest.mark.parametrize("family", FORMS, ids=lambda family: family.form.name)
 def test_a_reply_is_read_in_linear_time(family: Family) -> None:
-    """No prefix of a reply, followed by any sign of the format repeated, makes the parser read a
-    text again and again. A quadratic parser would let one reply stop the server.
+    """The parser reads each text a bounded number of times, whatever sign of the format follows a
+    prefix of a reply again and again. A quadratic parser would let one reply stop the server.
     """
     slow = []
     begun_texts = [*dict.fromkeys(beginnings(family))]

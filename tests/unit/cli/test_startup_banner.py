@@ -84,7 +84,7 @@ def test_what_the_cache_holds(ram: int, directory: str, sizes: list[int], text: 
 
 def test_the_block_has_a_line_for_each_address() -> None:
     """The banner lists each protocol of a TCP address, and the socket. Without a TCP address no
-    line shows an URL that nobody can open.
+    line shows a URL.
     """
     both = addresses(ALL, SOCKET)
     text = ready_text(2.64, both, has_page=True, info=INFO, device="GPU (CUDA0)", cache="off")

@@ -158,8 +158,8 @@ def test_fingerprints_are_names(tmp_path: Path, name: str) -> None:
 def test_writes_that_evict_do_not_read_the_whole_index(
     open_store: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As long as one process writes, evictions, touches and refreshes read no row of the index
-    again. After a write of another process, the index is read.
+    """Evictions, touches and refreshes of the only writer read no row of the index again. The index
+    is read after a write of another process.
     """
     store = open_store()
     other = open_store()

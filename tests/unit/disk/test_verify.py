@@ -183,9 +183,8 @@ def test_prompts_are_checked_with_the_rest(store: DirectStore) -> None:
 def test_links_to_other_directories_are_not_followed(
     open_store: Opener, tmp_path: Path, made: list[Snapshot]
 ) -> None:
-    """No link inside the cache directory leads recovery, verification or sizes to files of another
-    directory, and a store in a linked directory is refused. Otherwise they could remove files of
-    others.
+    """Recovery, verification and sizes follow no link to files of another directory, which they
+    could remove, and a store in a linked directory is refused.
     """
     theirs = open_store("theirs", directory=tmp_path / "theirs")
     ours = open_store("ours")

@@ -277,7 +277,7 @@ def test_a_disk_that_refuses_is_left_alone_for_a_while(
 def test_what_a_full_disk_refused_without_its_rows_waits_for_the_end(
     writer: SlowWriter, writes: WriteQueue
 ) -> None:
-    """A write that a full disk refused and that has no rows in RAM does not ask the device again
+    """A write that a full disk refused and that has no rows in RAM does not request them again
     until the queue closes. Then it is written.
     """
     writer.gate.set()
@@ -386,8 +386,8 @@ def test_spilled_snapshots_wait_for_bytes_and_follow_selected(
 def test_the_least_worth_per_byte_is_lost_where_room_ends(
     writer: SlowWriter, writes: WriteQueue, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """If the queue is full, the snapshot of the least value per byte is dropped, then selected ones
-    from the oldest. One warning a minute reports that the disk is too slow.
+    """A full queue drops the snapshot of the least value per byte, then selected ones from the
+    oldest. One warning a minute reports that the disk is too slow.
     """
     for seed, worth in enumerate((5.0, 1.0, 3.0, 2.0, 0.5)):
         spill(writes, seed, worth)

@@ -358,7 +358,7 @@ def test_full_disk(
 
 
 def test_small_disk(open_store: Opener, tmp_path: Path) -> None:
-    """On a real file system of 256 KiB, writes fail with an error once it is full, leave no
+    """Writes to a real file system of 256 KiB fail with an error once it is full, leave no
     temporary file, and every snapshot written before is read.
     """
     mount = tmp_path / "small"

@@ -79,6 +79,9 @@ def test_a_short_prompt_does_not_wait_for_all_of_a_long_one() -> None:
 @pytest.mark.parametrize("leaves", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_next_turn_does_not_wait_for_all_of_a_long_prompt(kind: str, leaves: bool) -> None:
+    """A turn that resumes from the cache gets its first token within three steps beside a prefill
+    of 50 batches, and each waiting prompt is looked up once.
+    """
     engine = engine_of(FakeBackend(kind, n_ctx=8192, n_seqs=3))
     conversation = prompt_of(1, 64 * 20)
     ask(engine, conversation)
@@ -129,6 +132,9 @@ def test_a_long_prompt_gets_every_second_batch_whatever_comes_beside_it() -> Non
 
 @pytest.mark.parametrize("n_steps", [0, 1, 3])
 def test_of_equal_prompts_side_by_side_none_is_overtaken(n_steps: int) -> None:
+    """Prompts of equal length start to reply in the order in which they came, at whatever distance
+    they came.
+    """
     engine = engine_of(FakeBackend(n_ctx=8192, n_seqs=8))
     order: list[int] = []
 
@@ -167,6 +173,9 @@ def test_a_long_queue_is_not_walked_for_each_token() -> None:
 
 
 def test_the_queue_is_bounded() -> None:
+    """A request above the bound fails at once and changes nothing for those that wait: they are
+    served, and later ones again.
+    """
     backend = FakeBackend(n_ctx=1024)
     engine = Engine(backend, RamCache(4, None), EngineSettings(n_queue=2))
     worker = Worker(engine, INFO)

@@ -102,6 +102,9 @@ def test_the_deeper_tier_wins_and_ram_wins_a_tie(tmp_path: Path) -> None:
 
 
 def test_files_that_vanish_are_a_miss(tmp_path: Path) -> None:
+    """Files that are deleted under the engine cost a cold prefill, never a reply: the lost snapshot
+    is forgotten and written again.
+    """
     prompt = chat((1, 300), (2, 240))
     engine = engine_on(tmp_path, "hybrid")
     expected = ask(engine, prompt).tokens
@@ -256,6 +259,9 @@ class SlowDirectory:
 def test_all_that_was_chosen_is_on_disk_once_a_slow_one_has_caught_up(
     tmp_path: Path, kind: str, ends: str
 ) -> None:
+    """Every selected snapshot is on disk once a slow drive has caught up, whether the engine was
+    idle, closed, or evicted it from RAM meanwhile.
+    """
     engine = engine_on(tmp_path, kind)
     n = 24
     slow = SlowDirectory(engine)
@@ -283,6 +289,9 @@ def test_all_that_was_chosen_is_on_disk_once_a_slow_one_has_caught_up(
 
 
 def test_a_slow_disk_does_not_hold_the_memory_of_what_was_evicted(tmp_path: Path) -> None:
+    """While the disk hangs, evicted snapshots that wait for it take no more RAM than their limit
+    and one snapshot. Otherwise a slow disk would fill the RAM.
+    """
     maximum = 8_000
     budget = 15_000
     engine = engine_on(tmp_path, "hybrid")

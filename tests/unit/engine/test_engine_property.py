@@ -123,6 +123,7 @@ class Conversations(RuleBasedStateMachine):
         n_cells: int,
         pool: PoolPlan | None,
     ) -> None:
+        """Make the engine and its backend, and one conversation."""
         if pool is not None:
             n_seqs = 1
             n_cells = N_CTX

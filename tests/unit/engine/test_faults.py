@@ -144,6 +144,9 @@ def test_failed_step_fails_all_requests_and_engine_goes_on(faulty: Any) -> None:
 
 
 def test_a_thread_that_ends_fails_everything_now_and_later(faulty: Any) -> None:
+    """Requests that run or wait, calls of the admin and all later ones fail with the error that
+    ended the engine's thread, so that no client waits forever.
+    """
     backend, worker, engine = faulty(is_held=True)
     running = worker.submit(request(PROMPT))
     waiting = worker.submit(request(PROMPT))
@@ -190,6 +193,9 @@ def test_an_evaluation_that_hangs_is_noticed_and_everything_fails(faulty: Any) -
 def test_a_long_evaluation_that_makes_progress_is_left_alone(
     faulty: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The watchdog takes a changing heartbeat for progress and an idle engine for no stall, however
+    long either lasts. It would otherwise end a healthy server in a long prefill.
+    """
     backend, worker, _ = faulty(is_held=True, stall_seconds=0.3)
     looks: list[int] = []
     is_idle = threading.Event()

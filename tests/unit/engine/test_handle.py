@@ -16,6 +16,9 @@ DONE = Done("eos", "", Timings(0, 1, 0.0, 0, 0.0, 0.0), RequestStats(1), 0)
 
 @pytest.mark.parametrize(("seconds", "pauses"), [(REST_SECONDS, True), (5 * REST_SECONDS, False)])
 def test_a_consumer_pauses_only_for_pieces_that_come_faster(seconds: float, pauses: bool) -> None:
+    """A consumer pauses to join pieces if they come faster than a client needs them, and hands on
+    slower ones without a delay.
+    """
     now = 1.0
     step = asyncio.sleep
     paused: list[float] = []

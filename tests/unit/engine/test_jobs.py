@@ -35,6 +35,9 @@ def test_a_read_waits_until_the_owner_waits() -> None:
 
 
 def test_the_owner_goes_on_after_a_read_that_has_begun() -> None:
+    """The block ends as soon as the read that has begun is over, so that the engine never changes
+    memory beside a read. A read that is queued meanwhile runs in the next block at the latest.
+    """
     reads = StateReads()
     begun = threading.Event()
     go_on = threading.Event()

@@ -224,6 +224,9 @@ def test_the_next_turn_writes_only_what_is_new(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("room", [4 * RAM, PIECE])
 def test_requests_between_two_parts_copy_or_end_the_prewarm(tmp_path: Path, room: int) -> None:
+    """A request that takes the cells of a write in parts copies the remaining rows to RAM, or ends
+    the write if there is no room. Replies, files and the daily count of written bytes stay right.
+    """
     engine = engine_of(tmp_path)
     ask(engine, LONG)
     for looks in range(1, 4):
@@ -291,6 +294,9 @@ def test_nothing_of_a_part_that_the_disk_refused_stays_in_ram(tmp_path: Path) ->
 def test_rows_that_wait_leave_room_for_states(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Rows are copied to RAM only as far as the state of the next snapshot still fits: exactly up
+    to the limit, and not one byte above.
+    """
     engine = engine_of(tmp_path)
     ask(engine, LONG)
     backend = engine.backend
@@ -345,6 +351,9 @@ def test_little_is_read_of_what_the_live_sequence_has(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["cancelled", "damaged", "refused"])
 def test_a_large_restore_that_fails_leaves_no_cells_held(tmp_path: Path, how: str) -> None:
+    """A restore in parts that is cancelled, damaged or refused gives back all cells, and the next
+    request has the right reply.
+    """
     engine = engine_of(tmp_path)
     expected = ask(engine, LONG).tokens
     assert engine.prefix_cache.close()
@@ -373,6 +382,9 @@ def test_a_large_restore_that_fails_leaves_no_cells_held(tmp_path: Path, how: st
 
 
 def test_a_large_restore_for_which_memory_ends_is_a_miss(tmp_path: Path) -> None:
+    """An allocation that fails in the middle of a restore costs a cold prefill. It is not counted
+    as a damaged file, and no cell stays held.
+    """
     engine = engine_of(tmp_path)
     expected = ask(engine, LONG).tokens
     assert engine.prefix_cache.close()
@@ -400,6 +412,9 @@ def test_a_large_restore_for_which_memory_ends_is_a_miss(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("seed", range(4))
 def test_any_order_with_more_than_ram_has_room_for(tmp_path: Path, seed: int) -> None:
+    """Conversations larger than RAM, in random order with pauses and restarts, have the replies of
+    a cold run, stay within the disk budget and leave no temporary file.
+    """
     choice = random.Random(seed)
     talks = [[(10 * who + i, 300) for i in range(choice.randrange(3, 9))] for who in range(3)]
     budget = 150_000

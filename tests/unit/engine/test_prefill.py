@@ -49,6 +49,10 @@ def test_progress_counts_what_is_done() -> None:
 
 
 def test_batches_after_a_reply_end_at_every_message() -> None:
+    """The prefill of a known conversation ends batches at each new message, so that an edited
+    message resumes there. A cold prefill ends them only where replies begin.
+    """
+
     def random(seed: int, n: int) -> list[int]:
         return np.random.default_rng(seed).integers(1, 60, n).tolist()
 
@@ -77,6 +81,9 @@ def test_batches_after_a_reply_end_at_every_message() -> None:
 
 
 def test_the_missing_tokens_are_evaluated_once_up_to_each_batch_end() -> None:
+    """The batches of a prefill follow on each other without a gap, cover the prompt, end at each
+    planned end, and hold no more tokens than the backend takes.
+    """
     backend = FakeBackend()
     engine = engine_of(backend, exact=True)
     prompt = chat((1, 300), (2, 240))

@@ -98,6 +98,9 @@ class Talk:
 @pytest.mark.parametrize("strips", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_next_turn_evaluates_only_the_new_message_and_is_exact(kind: str, strips: bool) -> None:
+    """After a prewarm, a turn evaluates its message and the header of the reply only, and its
+    tokens are those of a cold run. Prewarmed tokens are counted apart.
+    """
     talk = Talk(engine_of(FakeBackend(kind), exact=not strips), strips=strips)
     for turn in range(4):
         asked, reply = talk.turn(turn)
@@ -128,6 +131,9 @@ def collect_done(handle: RequestHandle, engine: Engine) -> Done:
 def test_a_request_stops_it_within_one_batch_and_finds_its_own_live_end(
     kind: str, after_steps: int, strips: bool
 ) -> None:
+    """A request that arrives during a prewarm starts in the next step and still resumes where the
+    conversation was live, also if its client kept the whole reply.
+    """
     backend = FakeBackend(kind)
     talk = Talk(engine_of(backend), strips=strips, n=360)
     asked, reply = talk.turn(1)
@@ -320,6 +326,9 @@ def test_a_reply_survives_a_stop_though_nothing_was_made_ready(tmp_path: Path, k
 
 
 def test_with_several_sequences_it_waits_until_all_are_served() -> None:
+    """Prewarms wait until no sequence replies. Then all of them run, and each conversation gains
+    from its own.
+    """
     backend = FakeBackend(n_seqs=4, n_ctx=8192)
     engine = engine_of(backend)
     talks = [Talk(engine, head=240 + 64 * i) for i in range(3)]
@@ -384,6 +393,9 @@ def served(
 
 
 def test_it_is_quiet_when_nobody_asks_whoever_asked_last() -> None:
+    """The delay of a prewarm counts from the last request of any client, since the engine has to be
+    idle. It ends with the first prewarm if the other end is still parked.
+    """
     clock = ManualClock()
     settings = EngineSettings(prewarm=PrewarmDelays(0.05, 1.0, 0))
     engine = Engine(FakeBackend(), RamCache(64, None), settings, clock=clock)
@@ -438,6 +450,9 @@ def test_the_thread_begins_when_its_time_has_come() -> None:
 
 
 def test_it_ends_with_the_server_and_sleeps_with_it() -> None:
+    """A prewarm that no client waits for does not wake a sleeping engine, while a background
+    request of a client does. The end of the server ends both.
+    """
     worker, engine, clock = served(sleep_seconds=60.0)
     prompt = Prompt.from_ids(said(1, 3000), [2990])
     assert reply_to(worker, request(Prompt.from_ids(said(2, 100), [90]), 3))

@@ -137,6 +137,9 @@ def test_the_oldest_reply_never_waits() -> None:
 
 
 def test_a_prefill_that_gives_way_is_continued_where_it_was() -> None:
+    """A suspended prefill goes on where it stopped: no batch is evaluated twice, and both replies
+    are those of a request alone.
+    """
     backend = FakeBackend(n_ctx=1024, n_seqs=2)
     engine = engine_of(backend)
     old = submit(engine, prompt_of(1, 300), 400, sampling=ENDLESS)
@@ -195,6 +198,9 @@ def test_no_room_is_no_bad_snapshot() -> None:
 
 
 def test_a_suspended_reply_that_is_cancelled_frees_everything() -> None:
+    """A client that leaves while its reply is suspended gives back the sampler and the retained
+    snapshot at once, not when cells become free.
+    """
     backend = FakeBackend(n_ctx=1024, n_seqs=2)
     engine = Engine(
         backend, RamCache(32, None), EngineSettings(), clock=ManualClock()

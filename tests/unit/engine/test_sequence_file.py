@@ -49,6 +49,9 @@ def test_a_sequence_comes_back_in_spans(tmp_path: Path, n: int) -> None:
 
 
 def test_damage_is_refused(tmp_path: Path) -> None:
+    """A slot file that is cut, flipped at any byte, of another model or no regular file is refused
+    before anything is loaded.
+    """
     backend, seq = evaluated(40)
     path = tmp_path / "a"
     save_file(backend.memory, seq, seq.batch_ends, path, "me")
@@ -94,6 +97,9 @@ N = 40
 def test_what_contradicts_itself_is_refused_with_a_right_digest(
     tmp_path: Path, changed: str, value: int
 ) -> None:
+    """Counts, sizes, ends and tokens out of range are refused even if the digest is right: the
+    digest finds damage, not a forged file.
+    """
     backend, seq = evaluated(N)
     path = tmp_path / "a"
     save_file(backend.memory, seq, seq.batch_ends, path, "me")

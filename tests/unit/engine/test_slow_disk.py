@@ -131,6 +131,9 @@ def step_until(engine: Engine, handle: RequestHandle) -> Reply:
 def test_others_are_served_while_one_waits_for_the_disk(
     tmp_path: Path, drive: HangingDrive, kind: str, call: str
 ) -> None:
+    """A request whose files hang does not delay another one. It resumes from the disk once the
+    drive answers.
+    """
     engine = stored(tmp_path, kind)
     drive.hang(call)
     slow = RequestHandle(request(STORED))
@@ -155,6 +158,9 @@ def test_others_are_served_while_one_waits_for_the_disk(
 def test_stalled_read_is_a_miss_and_pauses_the_disk(
     tmp_path: Path, drive: HangingDrive, kind: str, call: str
 ) -> None:
+    """A read that takes too long becomes a cold prefill, and the disk is left alone until the drive
+    answers, so that the next request does not wait again. It is no damage.
+    """
     clock = ManualClock()
     engine = stored(tmp_path, kind, clock)
     tier = engine.prefix_cache.disk

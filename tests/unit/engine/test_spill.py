@@ -79,6 +79,9 @@ CONVERSATIONS = [chat((seed, 300), (seed + 50, 240)) for seed in range(1, 9)]
 def test_what_left_ram_comes_back_from_disk_also_after_a_restart(
     tmp_path: Path, kind: str, n_cells: int
 ) -> None:
+    """Conversations that RAM evicts are written to disk and resumed from there with equal replies,
+    in the same process and after a restart.
+    """
     engine = engine_on(tmp_path, kind, n_cells=n_cells)
     expected = [ask(engine, prompt).tokens for prompt in CONVERSATIONS]
     assert engine.prefix_cache.cache.evictor.n_evicted > 0
@@ -168,6 +171,9 @@ def test_a_prompt_resumes_from_where_it_is_ready_first(
 def test_of_a_snapshot_whose_rows_are_in_memory_only_the_state_is_read(
     tmp_path: Path, kind: str
 ) -> None:
+    """A prompt whose rows are in RAM, as part of a longer one's, reads only its state from disk,
+    and nothing if the memory has no states.
+    """
     inner = chat((1, 300), (2, 240))
     prompt = chat((1, 300), (2, 240), (3, 100), (4, 40))
     engine = engine_on(tmp_path, kind, policy="full", ram=None)
@@ -209,6 +215,9 @@ class RefusingDrive:
 def test_any_order_on_any_disk_gives_right_replies_within_all_budgets(
     tmp_path: Path, kind: str, seed: int
 ) -> None:
+    """Random conversations, restarts, refusals of the disk and deleted files change no reply. The
+    budgets of the disk and of the day hold throughout, and the files that remain are consistent.
+    """
     choice = random.Random(f"{kind}{seed}")
     budget = choice.choice([20_000, 60_000])
     daily = choice.choice([None, 100_000])

@@ -149,43 +149,21 @@ def test_somebody_may_end_a_block_but_only_one_that_is_open() -> None:
 
 
 def test_what_the_prompt_holds_counts() -> None:
-    assert spoken(ReasoningBudget(limit(3, read=(OPEN, 5, 5)), letters), [1] * 4) == [
-        1,
-        NEWLINE,
-        CLOSE,
-        1,
-    ]
-    assert spoken(ReasoningBudget(limit(0, read=(OPEN, NEWLINE)), letters), [1] * 4) == [
-        NEWLINE,
-        CLOSE,
-        1,
-        1,
-    ]
+    begun = ReasoningBudget(limit(3, read=(OPEN, 5, 5)), letters)
+    assert spoken(begun, [1] * 4) == [1, NEWLINE, CLOSE, 1]
+    opened = ReasoningBudget(limit(0, read=(OPEN, NEWLINE)), letters)
+    assert spoken(opened, [1] * 4) == [NEWLINE, CLOSE, 1, 1]
 
 
-def test_an_end_in_time_is_left_alone_and_a_new_block_counts_anew() -> None:
-    assert spoken(ReasoningBudget(limit(3), letters), [1, CLOSE, 1, 1, 1, 1]) == [
-        1,
-        CLOSE,
-        1,
-        1,
-        1,
-        1,
-    ]
-    assert spoken(ReasoningBudget(limit(3), letters), [1, 7, 8, 1, 1, 1]) == [1, 7, 8, 1, 1, 1]
-    says = [1, CLOSE, 1, 1, OPEN, 1, 1, 1, 1, 1]
-    assert spoken(ReasoningBudget(limit(3), letters), says) == [
-        1,
-        CLOSE,
-        1,
-        1,
-        OPEN,
-        1,
-        1,
-        1,
-        NEWLINE,
-        CLOSE,
-    ]
+@pytest.mark.parametrize("reply", [[1, CLOSE, 1, 1, 1, 1], [1, 7, 8, 1, 1, 1]])
+def test_an_end_in_time_is_left_alone(reply: list[int]) -> None:
+    assert spoken(ReasoningBudget(limit(3), letters), reply) == reply
+
+
+def test_a_new_block_counts_anew() -> None:
+    reply = [1, CLOSE, 1, 1, OPEN, 1, 1, 1, 1, 1]
+    forced = [1, CLOSE, 1, 1, OPEN, 1, 1, 1, NEWLINE, CLOSE]
+    assert spoken(ReasoningBudget(limit(3), letters), reply) == forced
 
 
 def test_without_a_block_nothing_is_forced() -> None:

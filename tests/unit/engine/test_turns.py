@@ -161,6 +161,9 @@ def test_a_request_that_is_cancelled_while_it_is_parked_leaves_nothing() -> None
 
 
 def test_those_that_wait_see_their_place() -> None:
+    """Waiting requests that ask for progress get their place in the queue as it changes, down to
+    zero when they start. Others get no such event.
+    """
     turned = Turned()
     first = turned.submit(1, 100, sampling=ENDLESS, return_progress=True)
     waiting = [turned.submit(seed, 2, return_progress=True) for seed in (2, 3)]

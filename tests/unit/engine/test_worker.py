@@ -154,6 +154,9 @@ def test_a_request_that_arrives_at_once_waits_for_no_preparation(make: Any) -> N
 
 
 def test_a_request_preempts_the_preparation(make: Any) -> None:
+    """A request interrupts the evaluation that loads kernels, which is not repeated: one batch of
+    the preparation and the prompt are evaluated, nothing else.
+    """
     bench = make(is_async=True)
     evaluate = bench.backend.evaluate
     waiting = threading.Event()

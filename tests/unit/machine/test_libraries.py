@@ -124,6 +124,9 @@ def test_machine_code_runs_on_later_minor_versions() -> None:
 
 
 def test_an_idle_card_is_one_line(home: Path) -> None:
+    """A card that the libraries do not use is named in one line with the reason and the remedy. A
+    user who chose so, or has no card, gets no line.
+    """
     environ = {"XDG_DATA_HOME": str(home.parent)}
 
     def line(driver: Driver | None, **variables: str) -> str:

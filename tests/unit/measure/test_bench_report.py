@@ -21,6 +21,9 @@ EXACT = {
 
 
 def records() -> list[dict[str, Any]]:
+    """Return the records of a whole run: two servers, all depths, drafts, and one measure that was
+    skipped.
+    """
     found: list[dict[str, Any]] = []
     for server in (OURS, PEER):
         for way in (COLD, NEXT, AGAIN, *((FROM_RAM, FROM_DISK) if server == OURS else ())):

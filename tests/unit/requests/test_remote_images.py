@@ -194,6 +194,9 @@ def test_what_is_no_plain_address(url: str) -> None:
 
 
 def test_answers_that_are_no_image(site: Site) -> None:
+    """An answer with an error, a content encoding, or more bytes than the limit is refused, also if
+    it has no length and never ends. A client could otherwise fill the RAM through a URL.
+    """
     site.answers["/none"] = answer(b"no", 404)
     site.answers["/packed"] = answer(Content_Encoding="gzip")
     with pytest.raises(RequestError, match="status 404"):

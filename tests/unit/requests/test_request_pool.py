@@ -195,6 +195,9 @@ def test_a_full_pool_is_503_with_a_time_to_try_again() -> None:
 
 
 def test_post_reply_queue_runs_in_order_and_ends_first(caplog: pytest.LogCaptureFixture) -> None:
+    """Jobs after replies run one by one in order, a failure ends no other job, and the oldest are
+    left out if too many wait. Closing waits for the one that runs and starts no other.
+    """
     queue = PostReplyQueue(RequestPool(), close_seconds=60.0)
     done = list[int]()
     begun = threading.Event()
@@ -272,6 +275,9 @@ class Body:
 
 @in_loop
 async def test_nothing_of_a_refused_request_stays() -> None:
+    """The body of a refused request is freed at once and not by the cycle collector, because a body
+    can have tens of megabytes.
+    """
     body = Body()
     pool = Lane(RequestPool(), 1)
     seen = weakref.ref(body)

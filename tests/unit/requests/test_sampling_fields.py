@@ -39,6 +39,7 @@ def test_the_penalty_has_the_name_of_vllm_too() -> None:
 
 
 def test_all_names() -> None:
+    """Every sampling field of llama-server sets the setting of its name."""
     numbers = {
         "temperature": 0.5,
         "dynatemp_range": 0.1,
@@ -142,6 +143,9 @@ def test_logit_bias(given: Any, used: tuple[tuple[int, float], ...]) -> None:
 
 
 def test_what_a_bias_names_is_bounded_before_it_is_read() -> None:
+    """Biases with too long texts or too many tokens are refused before they are tokenized, or as
+    soon as there are too many, so that a small request cannot cost much work.
+    """
     tokenizer: Any = chatml_tokenizer()
     tokenize = tokenizer.tokenize
     texts = []

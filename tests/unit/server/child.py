@@ -29,6 +29,9 @@ def endless(request: Request) -> Script:
 
 
 def main() -> None:
+    """Serve on the address of the arguments, print the bound names, and load at once, slowly, or
+    with an error.
+    """
     bench = Bench(endless)
     stopped = threading.Event()
 

@@ -237,6 +237,9 @@ class Bench:
         request_pool: RequestPool | None = None,
         **info: Any,
     ) -> None:
+        """Make an application over ``script``, or over an engine with a fake backend. ``info``
+        replaces facts about the model.
+        """
         self.tokenizer: Any = tokenizer or chatml_tokenizer()
         known = replace(
             INFO, n_vocab=self.tokenizer.n_vocab, n_seqs=n_seqs, vision=images is not None, **info

@@ -53,6 +53,9 @@ class PartSplitter:
         self._held = ""
 
     def feed(self, text: str) -> ReplyDelta:
+        """Return the parts of each complete line, by its first letter: reasoning, content, the name
+        of a call, or its arguments.
+        """
         *lines, self._held = (self._held + text).split("\n")
         reasoning = ""
         content = ""

@@ -74,6 +74,9 @@ def content(body: bytes) -> str:
 
 @in_loop
 async def test_a_reply_goes_on_without_its_client_and_is_read_from_any_byte() -> None:
+    """A client that comes back reads the rest of its reply from the byte it has, and the joined
+    bytes are those of a stream that was never interrupted.
+    """
     gate = Gate(threading.Event())
     talk = Talk(gated(gate, "One ", "two ", "three"))
     first = await talk.begin("mine")
@@ -118,6 +121,10 @@ async def test_deleting_a_stream_ends_its_work(path: str) -> None:
 
 @in_loop
 async def test_unstarted_reply_can_be_ended_and_refused_one_is_dropped() -> None:
+    """A reply that has not started can be cancelled by its name, a reader is told to retry, and a
+    refused request leaves no stream behind.
+    """
+
     def silent(request: Request) -> Script:
         yield Pause(None)
 
@@ -156,6 +163,9 @@ async def test_only_replies_are_kept() -> None:
 
 @in_loop
 async def test_streams_are_bounded_in_number_bytes_and_time() -> None:
+    """The oldest finished stream goes at the limit of their number, or after five minutes, and
+    bytes above the limit are lost with an error. No client can fill the RAM with them.
+    """
     talk = Talk(play("a", "b"))
     talk.streams.max_streams = 2
     for name in ("1", "2", "3"):

@@ -85,6 +85,9 @@ def client_of(cors: Cors | None = None) -> Client:
 
 
 def test_browsers_of_any_origin_may_ask() -> None:
+    """A preflight needs no key, as browsers send none, and each answer has the headers of its
+    origin, errors too: a page could not read them otherwise.
+    """
     client = client_of()
     asked = {
         "Origin": PAGE,

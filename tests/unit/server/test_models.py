@@ -162,6 +162,9 @@ def test_the_head_of_a_stream_is_no_stream(run: Callable[..., Models]) -> None:
 def test_an_end_while_a_model_is_loaded_again_is_no_error(
     run: Callable[..., Models], caplog: pytest.LogCaptureFixture, call: str
 ) -> None:
+    """The server may end at any call while a model is loaded: the request that waits fails as
+    unavailable, no thread stays, and the log has no error.
+    """
     models = run(1, a=Loader(), b=Loader())
     for name in ("a", "b"):
         lease(models, name).close()
@@ -303,6 +306,9 @@ def test_a_model_is_found_in_any_body_that_is_read(run: Callable[..., Models], b
 def test_a_reload_unloads_what_changed_and_leaves_the_rest(
     run: Callable[..., Models], found: list[ModelSource]
 ) -> None:
+    """A reload waits for the replies of changed models, keeps the others loaded, and serves later
+    requests with the new settings. A wrong file changes nothing.
+    """
     models = run(0, same=Loader(), other=Loader(), gone=Loader())
     events = list[Any]()
     stays = lease(models, "same")
@@ -349,6 +355,9 @@ def test_a_reload_waits_for_no_replies_where_there_are_none(
 
 
 def test_events_of_models(run: Callable[..., Models]) -> None:
+    """A listener gets the loading, progress, loaded and unloaded events of each model in order,
+    none twice.
+    """
     models = run(1, a=Loader(), b=Loader())
     events = list[Any]()
     end = models.listen(events.append)

@@ -88,6 +88,10 @@ def check_reads(bench: Bench) -> None:
 def test_reads_answer_while_a_request_waits_for_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
+    """The routes that only read answer while the engine waits for a file, so that a monitor does
+    not take a slow disk for a dead server.
+    """
+
     def bench() -> Bench:
         disk = tier_on(tmp_path)
         return Bench(settings=ServerSettings(show_metrics=True), n_seqs=2, disk=disk)
@@ -115,6 +119,7 @@ def test_reads_answer_while_a_request_waits_for_the_disk(
 
 
 def test_reads_answer_while_a_model_is_loaded_again() -> None:
+    """The routes that only read answer while a sleeping model is loaded, which can take minutes."""
     server = Bench(settings=ServerSettings(show_metrics=True), n_seqs=2)
     begun = threading.Event()
     go_on = threading.Event()

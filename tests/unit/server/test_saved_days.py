@@ -93,6 +93,9 @@ def test_a_killed_process_loses_a_minute_at_most(machine: Machine, tmp_path: Pat
 def test_a_stop_loses_nothing_and_a_day_begins_at_midnight(
     machine: Machine, tmp_path: Path
 ) -> None:
+    """Savings of a day and in total survive a stop, today's start from zero at midnight, and
+    closing twice counts once.
+    """
     days = machine.start(tmp_path)
     days.add("f", Saved(1.0, 100, 1), 0.0)
     days.close()

@@ -32,6 +32,9 @@ def parameters(function: object) -> list[str]:
 
 
 def test_a_connection_has_what_its_guard_reads_and_changes() -> None:
+    """The guard overrides internals of uvicorn. Each name and parameter that it uses is checked
+    here, so that an update of uvicorn fails in this test and not in a connection.
+    """
     assert parameters(H11Protocol.__init__)[:4] == ["self", "config", "server_state", "app_state"]
     for name, expected in (
         ("connection_made", ["transport"]),

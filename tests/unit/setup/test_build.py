@@ -46,6 +46,9 @@ def test_a_build_becomes_a_directory_that_a_process_uses(
     tmp_path: Path,
     compiler: Compiler,
 ) -> None:
+    """A build is staged apart and gets its place only in one step, so that no process finds half a
+    build. A second one of the same name replaces it.
+    """
     toolkit = install_toolkit([programs.make("pip", PIP)], work, compiler)
     build = replace(make_build(), toolkit=toolkit, architectures=("86", "90"))
     with build_lock(work):
@@ -109,7 +112,7 @@ def test_a_failed_compilation_shows_what_ninja_says(
 def test_ninja_ends_with_this_process(
     make_build: Callable[[], Build], programs: Programs, work: Path, number: int
 ) -> None:
-    """An interrupt may arrive before Popen has returned: ninja ends then, too."""
+    """An interrupt that arrives before Popen has returned ends ninja as well."""
     waiting = (
         'trap "echo ended >> {calls}; exit 2" INT; echo started >> {calls}; while :; do :; done'
     )

@@ -66,6 +66,9 @@ def test_a_module_that_does_not_compile_has_a_reason(build: Build, release: Rele
 
 
 def test_a_chosen_build_brings_its_bindings_and_modules(build: Build, tmp_path: Path) -> None:
+    """A process uses the bindings and modules of the chosen build. A module that the build lacks is
+    an import error with the reason, and not the module of another release.
+    """
     environ = {"XDG_DATA_HOME": str(tmp_path / "data")}
     target = chosen(build, tmp_path / "data" / "pyctl")
     used = use_libraries(environ, lambda: None)
@@ -92,6 +95,9 @@ def test_a_chosen_build_brings_its_bindings_and_modules(build: Build, tmp_path: 
 def test_a_chosen_build_that_does_not_fit_is_not_used_and_said(
     build: Build, tmp_path: Path
 ) -> None:
+    """A build of another pyctl, for another machine, or with a damaged file is not used, and the
+    reason is named. Loading it could crash the process.
+    """
     home = tmp_path / "data" / "pyctl"
     environ = {"XDG_DATA_HOME": str(tmp_path / "data")}
     target = chosen(build, home)

@@ -78,6 +78,9 @@ def release(
 
 
 def test_the_file_of_a_release_is_fetched_whole_or_not_at_all(tmp_path: Path) -> None:
+    """A file is used only if its SHA-256 is the published one, one that was changed since is
+    fetched again, and a failed one leaves nothing behind.
+    """
     place = release(tmp_path / "a b")
     (work := tmp_path / "work").mkdir()
     file = find_cuda_file(str(place))

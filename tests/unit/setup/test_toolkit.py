@@ -15,6 +15,9 @@ from tests.unit.setup.programs import PIP, Programs
 def test_the_toolkit_is_installed_once_and_whole(
     programs: Programs, work: Path, compiler: Compiler
 ) -> None:
+    """Parts of the toolkit are installed with pinned versions and no dependencies, a failed
+    installation is tried again, and a complete one is kept. One without cuBLAS is an error.
+    """
     pip = [programs.make("pip", PIP)]
     programs.broken.touch()
     with pytest.raises(ConfigError, match="pip could not install nvidia-cuda-nvcc==13"):

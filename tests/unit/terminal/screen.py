@@ -55,6 +55,9 @@ class Screen(io.StringIO):
         return self._styles[row]
 
     def _obey(self, text: str, numbers: str, letter: str) -> None:
+        """Apply one piece of output: text, a line end, or the escape sequence of ``numbers`` and
+        ``letter``.
+        """
         if letter == "m":
             self._style = "" if numbers == "0" else numbers
         elif letter == "A":

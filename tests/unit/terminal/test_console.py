@@ -141,6 +141,9 @@ def test_plain_keeps_tool_calls_out_of_the_reply() -> None:
 
 
 def test_a_long_history_keeps_its_newest_entries(tmp_path: Path) -> None:
+    """A history above its size keeps the newest half of its entries, whole and private. One that
+    fits is left alone, and one entry above the size leaves none.
+    """
     from prompt_toolkit.history import FileHistory
 
     path = tmp_path / "history"

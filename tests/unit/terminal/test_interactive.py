@@ -91,6 +91,9 @@ def shown(data: bytes, kind: str, text: str) -> dict[str, Any]:
 def test_an_image_goes_with_the_next_message_and_stays_in_the_history(
     script: Any, tmp_path: Path
 ) -> None:
+    """An image is sent with the next message and again in each later request, and survives an edit,
+    a new try, saving and loading.
+    """
     path = tmp_path / "a picture.jpg"
     saved = tmp_path / "chat.json"
     path.write_bytes(data := image_bytes(40, 30, "jpeg"))
@@ -121,6 +124,9 @@ def test_an_image_goes_with_the_next_message_and_stays_in_the_history(
 
 
 def test_an_image_waits_until_somebody_has_seen_or_refused_it(script: Any, tmp_path: Path) -> None:
+    """An image stays attached after a failed request, so that the user can try again, and goes once
+    a reply has come, it was refused, or `/image -` removed it.
+    """
     path = tmp_path / "a.png"
     path.write_bytes(data := image_bytes(40, 30))
     refused = EngineError("image input is not supported")
@@ -207,6 +213,9 @@ def test_help_of_one_command(script: Any) -> None:
 
 
 def test_a_file_goes_with_the_next_message_under_its_name(script: Any, tmp_path: Path) -> None:
+    """Files precede the question in fences longer than any inside them. An edit keeps them and
+    shows the question only.
+    """
     notes = tmp_path / "my notes.txt"
     code = tmp_path / "a.md"
     saved = tmp_path / "chat.json"
@@ -236,6 +245,9 @@ def test_a_file_goes_with_the_next_message_under_its_name(script: Any, tmp_path:
 
 
 def test_only_text_of_bounded_size_is_attached(script: Any, tmp_path: Path) -> None:
+    """Binary, huge, missing and too many files are errors in one line each, and the next message is
+    sent without them.
+    """
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     (tmp_path / "zero").write_bytes(b"a\0b")
     (tmp_path / "huge").touch()
@@ -260,6 +272,9 @@ def test_only_text_of_bounded_size_is_attached(script: Any, tmp_path: Path) -> N
 
 
 def test_sampling_fields_are_checked_and_sent(script: Any) -> None:
+    """Fields of `/set` go with each request until they are unset. Unknown names and values out of
+    range are errors and change nothing.
+    """
     backend = script.backend(*(script.say(text) for text in "AB"))
     lines = (
         "/set temperature 0.2",
@@ -373,6 +388,9 @@ def test_a_failed_reply_changes_nothing(script: Any) -> None:
 
 
 def test_only_the_first_of_several_interrupts_counts() -> None:
+    """A second Ctrl+C while the reply ends does not interrupt the clean-up: the text so far stays,
+    and the handler of before is back.
+    """
     before = signal.getsignal(signal.SIGINT)
 
     class Impatient:

@@ -52,6 +52,9 @@ def piece(text: str) -> Piece:
 
 
 def test_reasoning_is_told_apart_from_content() -> None:
+    """A chat without a server splits reasoning from content as the server does, wherever the pieces
+    end, and passes on the progress of the prompt.
+    """
     events = [
         *(
             Progress(46, 12, 46, 1.0, "live"),
@@ -84,6 +87,9 @@ SETTINGS = {
 
 @pytest.mark.parametrize("name", [*SETTINGS, ""])
 def test_what_is_set_for_the_server_holds_for_a_chat_in_this_process(name: str) -> None:
+    """Each setting leads to the same request to the engine as through the HTTP API, so that both
+    ways give the same reply.
+    """
     given = {key: value for key, value in SETTINGS.items() if name in ("", key)}
     local = bench_of(DONE, **given)
     served = bench_of(DONE, **given)

@@ -78,6 +78,9 @@ def talk(
 
 
 def test_calls_run_when_the_user_says_so_and_the_model_goes_on(script: Any) -> None:
+    """Each call needs the user's consent. A refused one does not run and has the refusal as its
+    result. The model gets all results in one request, under the ids of the calls.
+    """
     source = Source()
     replies = (calls(script, "look", "act"), script.say("Done"))
     backend, view, asked, chat = talk(script, *replies, source=source, answers=["o", "n"])
@@ -107,6 +110,9 @@ def test_calls_run_when_the_user_says_so_and_the_model_goes_on(script: Any) -> N
 def test_what_is_allowed_for_this_chat_or_always_is_not_asked_again(
     script: Any, tmp_path: Path
 ) -> None:
+    """A consent for the chat ends with it. One for always is kept for the tool at its server only,
+    and a damaged file of consents allows nothing.
+    """
     kept = tmp_path / "state" / "allowed.json"
     rounds = (
         calls(script, "look"),

@@ -121,6 +121,7 @@ class ScriptedServer:
     """A server in a thread that answers by the script that the question names."""
 
     def __init__(self) -> None:
+        """Start the server on a free port; `url` is its address."""
         self.bodies: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
         self.left = threading.Event()

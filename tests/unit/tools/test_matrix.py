@@ -47,6 +47,9 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_others_run_whatever_fails(calls: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A version that is missing, cannot be installed or fails a stage does not stop the others. The
+    table has a row for each, and the exit code is 1.
+    """
     with pytest.raises(SystemExit) as ended:
         matrix.main(["--stages", "unit", "model", "soak"])
     assert ended.value.code == 1

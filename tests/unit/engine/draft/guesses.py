@@ -33,6 +33,9 @@ class Guesses:
         *,
         shortest: int = 1,
     ) -> None:
+        """Propose up to ``longest`` tokens of the reply in ``replies``: each is wrong with the
+        probability ``wrong``, and there is no draft with the probability ``silent``.
+        """
         self.name = name
         self.shortest = shortest
         self.longest = longest

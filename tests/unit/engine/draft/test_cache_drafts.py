@@ -98,6 +98,9 @@ def test_where_a_text_ends_another_place_is_looked_for(source: CacheDrafts) -> N
 
 
 def test_a_draft_of_another_source_is_continued(source: CacheDrafts) -> None:
+    """Tokens that another source drafts extend the match, so that both drafts together are longer
+    than either. They do not count as part of the reply afterwards.
+    """
     talk = Talk(source, 1, FILE)
     talk.says(FILE[:20].tolist())
     talk.says([555_555, *FILE[21:23].tolist()])
@@ -289,6 +292,9 @@ def test_forgetting(source: CacheDrafts) -> None:
 def test_whoever_asks_waits_for_nobody(
     source: CacheDrafts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A text that is being added to the index on another thread does not delay a draft: drafting
+    runs between two steps of the engine.
+    """
     talk = Talk(source, 1, FILE)
     talk.says(FILE[:20].tolist())
     hangs = threading.Event()

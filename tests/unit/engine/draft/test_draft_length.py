@@ -130,6 +130,9 @@ def test_no_more_is_lost_than_the_budget(
     origin: Origin,
     seed: int,
 ) -> None:
+    """Whatever the acceptance, the costs and the load, a run with drafts takes no longer than one
+    without, but for the share `LOSS`, the budget of trials and the last step.
+    """
     cost = line(slope)
     controller = measured(cost, limit=limit, n_seqs=n_seqs, draft_ms=draft_ms)
     run = simulate(

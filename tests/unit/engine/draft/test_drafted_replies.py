@@ -53,6 +53,7 @@ class Drafting:
     def engine(
         self, kind: str, n_seqs: int, replies: dict[Prompt, list[int]], **options: Any
     ) -> Engine:
+        """Return an engine with these draft sources, which propose parts of ``replies``."""
         backend = RememberingBackend(
             kind,
             n_ctx=N_CTX,
@@ -137,6 +138,9 @@ def check_reply(reply: Reply, expected: Reply) -> None:
 def test_a_reply_is_the_one_without_drafts(
     kind: str, drafting: Drafting, fields: dict[str, Any], number: int, n: int
 ) -> None:
+    """Drafts change no token, no row of the sequence and no later reply, for any sources, widths
+    and kinds of memory. The counts of drafts agree with each other.
+    """
     expected = without(number, n, kind, **fields)
     endless = {**fields, "stop": (), "n_probs": 0}
     engine = drafting.engine(kind, 1, known(kind, **endless), exact=True)

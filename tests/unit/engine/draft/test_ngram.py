@@ -127,6 +127,7 @@ def test_a_step_costs_the_same_after_a_long_text(name: str) -> None:
     settings = NgramSettings(simple_size_m=12, map_k_size_m=12, map_k4v_size_m=12, mod_max=12)
 
     def max_put(n_prompt: int) -> int:
+        """Return the most tokens that one step hashes after a prompt of ``n_prompt`` tokens."""
         source = ngram_sources([name], settings)[0]
         tokens = np.random.default_rng(2).integers(3, 9_000, n_prompt).tolist()
         request = Request([source], tokens, tokens[:200])

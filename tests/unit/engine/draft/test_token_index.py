@@ -46,6 +46,9 @@ def matches(texts: list[Tokens], end: list[int]) -> list[int]:
 @settings(max_examples=examples(60))
 @given(seed=SEEDS, n_kinds=st.sampled_from([2, 5, 50, 100_000]))
 def test_what_is_found_is_there(seed: int, n_kinds: int) -> None:
+    """A match equals the end of the text, token by token, and is the longest there is unless more
+    places match than the index compares. No match means that no text has one of the least length.
+    """
     texts = texts_of(seed, 6, 300, n_kinds)
     index = filled(texts)
     rng = np.random.default_rng(seed)
@@ -135,6 +138,9 @@ def test_bytes_grow_to_a_bound() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_asking_while_another_thread_adds(seed: int) -> None:
+    """A search beside a writer returns tokens that were written and places within the ring,
+    although it takes no lock. A wrong draft costs time only, but a wrong index would fail.
+    """
     index = TokenIndex(2**12)
     done = threading.Event()
     texts = texts_of(seed, 300, 300, 30)

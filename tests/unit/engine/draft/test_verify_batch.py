@@ -81,6 +81,9 @@ def widths(batches: list[list[BatchItem]]) -> list[list[int]]:
 
 
 def test_everybody_gets_the_same_share_of_what_there_is() -> None:
+    """Requests share outputs, cells and tokens of a batch equally, and each limit alone shortens
+    the drafts: outputs, cells, the batch, the context, and the rollback of states.
+    """
     source = Told("told")
     speculation = Speculation([source])
     backend = FakeBackend("attention", n_seqs=4, n_ctx=200, n_cells=1000, n_ubatch=64, n_outputs=24)
@@ -109,6 +112,9 @@ def test_without_room_nobody_is_asked(n_free: int) -> None:
 
 
 def test_where_planes_count_all_have_as_many_tokens() -> None:
+    """A hybrid backend gets equal widths for drafts that its state history covers: shorter ones are
+    padded, and the padding counts as no draft. Attention needs no padding.
+    """
     speculation = Speculation([Told("told", (1, 2, 3), (4,), (), (6,) * 20)])
     requests = [
         waiting(0, 10),

@@ -20,6 +20,9 @@ CARDS = [Device(name, "", True, 1, name, 1, 1, 1) for name in ("CUDA0", "CUDA1")
 def test_a_model_that_has_no_parts_gets_layers_and_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A model that fails its trial of `tensor` is split by layers, and the log has the reason. The
+    result is remembered for the file until it changes.
+    """
     path = tmp_path / "model.gguf"
     asked = []
 
@@ -44,6 +47,9 @@ def test_a_model_that_has_no_parts_gets_layers_and_a_line(
 def test_a_full_card_is_no_reason_against_a_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A trial that could not run, for lack of memory, decides nothing: this start uses layers, the
+    next one tries again, and only its result is remembered.
+    """
     path = tmp_path / "model.gguf"
     reasons = [OSError("CUDA error: out of memory"), None]
     path.touch()

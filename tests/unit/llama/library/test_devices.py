@@ -37,6 +37,9 @@ def test_backends_are_loaded_once_from_beside_the_library_unless_they_are_linked
 
 
 def test_functions_of_cuda_are_found_that_a_backend_in_a_file_brings(tmp_path: Path) -> None:
+    """A function of the CUDA runtime is found where only a backend's file links against it, as in
+    llama.cpp's builds with backends loaded at run time.
+    """
     code = "int cudaHostRegister(void) { return 0; }"
     for name, more in (
         ("cudart", ()),

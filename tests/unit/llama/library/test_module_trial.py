@@ -63,6 +63,10 @@ def change(path: Path) -> None:
 
 
 def test_each_module_is_tried_once_for_the_files_of_an_installation(trials: Trials) -> None:
+    """Results of trials hold as long as the files of the installation are the same, wherever it is
+    moved, and a changed library or module starts all trials anew. A failure names the file to
+    remove.
+    """
     trials.reasons["_pool"] = "other bits"
     again = f"; to try again, remove {trials.package / STAMP}"
     found = {"_core": "", "_drafts": "", "_pool": f"other bits{again}"}

@@ -26,6 +26,9 @@ def best(logits: NDArray[np.float32], n: int, also: list[int]) -> NDArray[np.int
     "kind", ["normal", "equal", "best are last", "best are left over", "many equal", "masked"]
 )
 def test_all_of_the_most_likely_tokens_are_there_once_and_in_order(kind: str) -> None:
+    """Each candidate comes once, by rising id, and no token that is left out is more likely than
+    the n-th best, also with ties, masked tokens and the best at the end of the vocabulary.
+    """
     rng = np.random.default_rng(1)
     logits = {
         "normal": rng.normal(size=N_VOCAB),

@@ -22,6 +22,9 @@ def read(**texts: str) -> dict[str, object]:
 
 
 def test_every_key_has_its_field() -> None:
+    """Each sampling key of a GGUF file sets the field of the same meaning, under the name that
+    pyctl has for it.
+    """
     found = read(
         sequence="top_k;temperature",
         top_k="20",

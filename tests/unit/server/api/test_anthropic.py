@@ -55,6 +55,9 @@ def built(events: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def test_a_whole_message() -> None:
+    """A message has exactly the fields of Anthropic's API, with cached tokens counted apart from
+    the input, and the options reach the engine.
+    """
     bench = Bench(play("Hel", "lo", cached=5, source="ram"))
     message = bench.message(max_tokens=9, stop_sequences=["x"])
     assert message.pop("id").startswith("chatcmpl-")

@@ -98,6 +98,9 @@ def test_a_block_is_read_as_the_text_that_it_holds(block: Any, expected: list[st
 def test_a_call_of_a_tool_at_anthropics_servers_is_a_call_with_its_result(
     kind: str, content: Any, expected: str
 ) -> None:
+    """A call that ran at Anthropic's servers becomes a call and its result, with the text around it
+    in order: the template has no other form for it.
+    """
     called = "mcp_tool_use" if kind == "mcp" else "server_tool_use"
     turn = [
         text("I look."),

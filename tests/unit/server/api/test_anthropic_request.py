@@ -28,6 +28,9 @@ def test_a_system_message_stays_in_its_place() -> None:
 
 
 def test_an_assistant_turn_keeps_its_thoughts_its_text_and_its_calls() -> None:
+    """The blocks of a turn become one message: texts and thoughts are joined in order, calls
+    follow, and encrypted thoughts are left out.
+    """
     turn = {
         "role": "assistant",
         "content": [
@@ -56,6 +59,9 @@ def test_an_assistant_turn_keeps_its_thoughts_its_text_and_its_calls() -> None:
 
 
 def test_tool_results_are_messages_of_their_own_in_their_order() -> None:
+    """Each result of a user's turn becomes a message of its tool, also an empty one, and the text
+    of the user follows them.
+    """
     results = user(
         {"type": "tool_result", "tool_use_id": "t1", "content": "sunny"},
         {
@@ -128,6 +134,9 @@ def test_tool_choice(choice: Any, expected: Any) -> None:
 
 
 def test_options_have_their_openai_names() -> None:
+    """Each option of Anthropic's API has its OpenAI name, those of pyctl pass unchanged, and
+    metadata and the name of the model are left out.
+    """
     fields = converted(
         [HI],
         model="claude",

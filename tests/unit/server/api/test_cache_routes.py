@@ -44,6 +44,9 @@ def bench() -> Bench:
 
 
 def test_the_tree_of_prefixes(bench: Bench) -> None:
+    """`GET /cache` has the counts and bytes of the engine's own view, and snapshots as a tree, each
+    below the one it continues.
+    """
     body = bench.client.get("/cache").json()
     view = bench.service.admin.view().result()
     counts = {
@@ -168,6 +171,9 @@ ELSEWHERE = "192.168.1.20"
 def test_prompt_texts_are_shown_only_locally_or_with_key_or_flag(
     settings: dict[str, object], client: str, host: str, headers: dict[str, str], shown: bool
 ) -> None:
+    """Texts of prompts, and the ids and positions in timings that could reveal one, are shown to a
+    local client, with a key or by a flag only. The rest of the tree is open.
+    """
     bench = filled(**settings)
     asking = Client.to_app(bench.app, client)
     response = asking.get("/cache", headers={"X-Api-Key": "k", "Host": host, **headers})
@@ -210,6 +216,9 @@ def test_pages_of_other_origins_see_no_words_of_others_in_a_reply(
 
 
 def test_a_reply_names_the_snapshots_it_resumed_from_and_took(bench: Bench) -> None:
+    """A reply to `return_cache` names the snapshot it resumed from and the new ones, by the ids of
+    `/cache`. Other replies have no such field.
+    """
     before = {each["id"] for each in nodes(bench)}
     body = {
         "prompt": HEAD + "y" * 200 + "z" * 200,
@@ -326,6 +335,9 @@ def test_replies_of_the_last_hour_tell_what_they_took(bench: Bench) -> None:
 
 
 def test_nothing_is_sent_again_until_something_has_changed(bench: Bench) -> None:
+    """A client that sends the revision it has gets nothing but that number until a pin, a request
+    or a removal changes the cache. The page polls this route.
+    """
     client = bench.client
 
     def revision() -> int:
@@ -366,6 +378,9 @@ def test_one_prefix_can_be_dropped(bench: Bench) -> None:
 
 
 def test_what_the_disk_has_is_listed_and_dropped_with_the_rest(tmp_path: Path) -> None:
+    """Snapshots on disk are listed with their tier, a removal takes files and RAM together, and a
+    pin on disk forbids both. Labels are texts of prompts, and so hidden from foreign hosts.
+    """
     tokenizer = chatml_tokenizer()
     tier = tier_on(tmp_path, text_of=partial(readable, tokenizer))
     bench = Bench(
@@ -459,6 +474,9 @@ def test_a_pin_counts_for_the_model_it_was_set_for(tmp_path: Path) -> None:
 def test_pages_of_other_origins_neither_read_nor_change_what_belongs_to_all(
     headers: dict[str, str], cors: Cors, keys: tuple[str, ...], allowed: bool
 ) -> None:
+    """A web page of another origin can generate, as with llama-server, but neither read the cache
+    nor change it, unless its origin is listed. A key does not replace that.
+    """
     client = filled(cors=cors, api_keys=keys, change_props=True, slots_debug=True).client
     headers = {"Host": "localhost:8080", "X-Api-Key": "k", **headers}
     for method, path, body in (
@@ -487,6 +505,9 @@ def test_pages_of_other_origins_neither_read_nor_change_what_belongs_to_all(
 def test_what_is_dropped_while_it_is_written_does_not_come_back(
     tmp_path: Path,
 ) -> None:
+    """A removal counts for snapshots that are being written or wait for it: afterwards they are
+    neither in RAM nor on disk.
+    """
     begun = threading.Event()
     gate = threading.Event()
 

@@ -147,6 +147,10 @@ BODIES = st.builds(
 def test_any_body_is_answered_or_refused(
     path: str, sees: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A body of any JSON has a reply or an error with a message, on every path. It never leads to
+    an internal error.
+    """
+
     def nowhere(url: str) -> bytes:
         raise RequestError(f"no network for {url}")
 

@@ -69,6 +69,9 @@ def refusal(bench: Bench, path: str, body: dict[str, Any]) -> str:
 
 
 def test_all_apis_make_the_same_prompt(bench: Bench) -> None:
+    """Equal texts and images give equal tokens through each API, so that a conversation hits the
+    cache whichever client continues it.
+    """
     expected = prompt_of(
         bench, "/v1/chat/completions", {"messages": [openai("look", URL, "and", OTHER_URL)]}
     )
@@ -93,6 +96,9 @@ def test_all_apis_make_the_same_prompt(bench: Bench) -> None:
 
 
 def test_images_in_results_of_tools(bench: Bench) -> None:
+    """An image in the result of a tool stays at its place in the text, and the three chat APIs give
+    the same tokens.
+    """
     function = {"name": "shot", "arguments": "{}"}
     called = {
         "role": "assistant",
@@ -208,6 +214,9 @@ def test_a_server_that_sees_names_the_right_type_of_a_part(bench: Bench, kind: s
 
 
 def test_errors_name_the_image_as_the_client_wrote_it(bench: Bench) -> None:
+    """The error for a bad image has its place in the body that the client sent, not in the
+    converted messages, and nothing is evaluated.
+    """
     bad = "data:image/png;base64,aGVsbG8="
     for path, body, place in (
         (

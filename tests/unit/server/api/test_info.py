@@ -7,6 +7,9 @@ from tests.unit.server.fake import N_CTX, Bench
 
 
 def test_props() -> None:
+    """`GET /props` has llama-server's fields with the values of this server, which clients and the
+    page read.
+    """
     replies = ReplySettings(Sampling(temperature=0.25), n_predict=9)
     body = Bench(template=toy.THINKING, replies=replies).client.get("/props").json()
     defaults = body["default_generation_settings"]

@@ -118,6 +118,9 @@ def test_wrong_calls(case: Case) -> None:
 
 @in_loop
 async def test_a_call_ends_when_its_client_leaves_and_too_many_are_refused() -> None:
+    """At most 64 calls run at once and one more is refused. A client that leaves cancels its call,
+    which makes room.
+    """
     fake = FakeClient()
     bench = bench_with(fake)
     body = {"tool": "own_wait"}

@@ -42,6 +42,9 @@ def values_of(text: str) -> dict[str, float]:
 
 
 def test_numbers_for_prometheus() -> None:
+    """The metrics have llama-server's names and values, and pyctl's own, in text that the official
+    parser reads with the right types.
+    """
     total = EngineCounters(
         10, 12, 90, n_cached=40, n_evaluated=60, prompt_ms=500.0, n_predicted=20, predicted_ms=250.0
     )
@@ -94,6 +97,9 @@ def test_rates_are_those_since_the_last_scrape() -> None:
 
 
 def test_first_tokens_are_a_histogram() -> None:
+    """Times to the first token are cumulative buckets up to infinity, with their count and sum, as
+    Prometheus defines a histogram.
+    """
     bench = Bench(settings=ServerSettings(show_metrics=True))
     for _ in range(3):
         bench.post("/completion", {"prompt": "x" * 50, "n_predict": 2})
@@ -159,6 +165,9 @@ def test_embedded_texts_count() -> None:
 
 
 def test_resident_bytes_stand_beside_counted_ones() -> None:
+    """The parts of the memory that `/metrics` and `/cache` count are equal, with the resident bytes
+    next to them, so that memory that nothing accounts for shows up.
+    """
     # What is made ready after the reply would be counted in one answer and not in the other.
     bench = Bench(
         settings=ServerSettings(show_metrics=True), replies=ReplySettings(warm_next=False)
@@ -187,6 +196,9 @@ BOARD = Path(__file__).resolve().parents[4] / "docs" / "grafana.json"
 
 
 def test_the_board_of_grafana_shows_metrics_that_exist() -> None:
+    """Each query of docs/grafana.json names a metric that the server has, counters by their rate
+    and gauges without one.
+    """
     drafts = DraftCounts(2, 6, 3, by_position=(2, 1))
     total = EngineCounters(10, 12, 90, drafts=drafts)
     disk = DiskView("auto", 1, 2, 3, 4, Written(1, 5), 0)

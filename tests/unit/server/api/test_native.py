@@ -20,6 +20,7 @@ def text_of(bench: Bench, index: int = -1) -> bytes:
 
 
 def test_a_whole_native_reply() -> None:
+    """A reply of `/completion` has exactly llama-server's fields; its options reach the engine."""
     bench = Bench(play("a\n", "b", cached=3, source="ram", stop="word", word="END"))
     body = native(bench, stop=["END", ""], n_predict=9, return_tokens=True, seed=5)
     settings = body.pop("generation_settings")
@@ -53,6 +54,9 @@ def test_a_whole_native_reply() -> None:
 
 
 def test_a_native_stream() -> None:
+    """Each event of a native stream has one piece with its tokens, an empty one too, and the last
+    one has the settings and timings.
+    """
     *chunks, last = Bench(play("a\n", "", "b")).stream("/completion", {"prompt": "Once"})
     assert chunks == [
         {
@@ -133,6 +137,9 @@ def test_raw_prompts_have_boundaries() -> None:
 
 
 def test_several_prompts() -> None:
+    """Several prompts in one request have their replies in order, streamed one after the other,
+    each with its index.
+    """
     bench = Bench(play("x", cached=1))
     response = bench.post("/completion", {"prompt": ["one", [97, 98], {"prompt_string": "three"}]})
     assert [(body["index"], body["prompt"]) for body in response.json()] == [
@@ -153,6 +160,7 @@ def test_several_prompts() -> None:
 
 
 def test_openai_completions() -> None:
+    """`/v1/completions` has the body and the stream of OpenAI's API, down to the final `[DONE]`."""
     bench = Bench(play("a", "b", probs=[-1.0, -2.0]))
     body = bench.post(
         "/v1/completions", {"prompt": "Once", "max_tokens": 5, "logprobs": 1, "suffix": None}

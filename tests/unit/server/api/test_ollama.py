@@ -38,6 +38,9 @@ def tokens(bench: Bench, path: str, body: dict[str, Any]) -> list[int]:
 
 
 def test_a_chat_streams_unless_it_says_no() -> None:
+    """Ollama's chat streams by default, splits reasoning from content, and ends with its counts and
+    durations in nanoseconds.
+    """
     bench = Bench(play("\nhm", "\n</think>", "\n\nYes", ".", cached=16, source="ram"), toy.THINKING)
     whole = bench.post("/api/chat", {"model": "m", "messages": HI, "stream": False})
     assert whole.headers["x-pyctl-cache"].startswith("source=ram; cached=16")
@@ -67,6 +70,9 @@ def test_a_chat_streams_unless_it_says_no() -> None:
 
 
 def test_the_same_prompt_as_of_all_other_apis() -> None:
+    """Chats, generation and raw prompts give the tokens of the same request through OpenAI's and
+    the native API, so that all share one cache.
+    """
     bench = Bench(play("x"), TOOLS)
     system = {"role": "system", "content": "s"}
     asked = {"role": "user", "content": "a"}

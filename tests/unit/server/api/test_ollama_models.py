@@ -10,6 +10,9 @@ TOOLS = "{{ tools | tojson if tools }}" + toy.CHATML
 
 
 def test_facts() -> None:
+    """Ollama's routes about models have the facts that its clients read, and the routes that change
+    models are refused with 501.
+    """
     client = Bench(play("x"), TOOLS, images=GridReader()).client
     (model,) = client.get("/api/tags").json()["models"]
     assert model["name"] == "toy-1:latest"

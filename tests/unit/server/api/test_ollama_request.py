@@ -21,6 +21,9 @@ def read(**values: Any) -> ChatBody:
 
 
 def test_options() -> None:
+    """Ollama's options set sampling and stops; its special lengths mean no limit, and options of
+    the runner are ignored.
+    """
     sampling = {
         "temperature": 0.5,
         "top_k": 3,

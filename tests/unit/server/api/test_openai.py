@@ -30,6 +30,9 @@ N_PROMPT = 21
 
 
 def test_a_whole_reply() -> None:
+    """A chat completion has exactly the fields of OpenAI's API and llama-server's timings, and the
+    header has the share of the cache.
+    """
     bench = Bench(play("Hello", " there", cached=16, source="ram"))
     response = bench.post("/v1/chat/completions", {"messages": HI, "model": "whatever"})
     body = response.json()
@@ -69,6 +72,9 @@ def test_the_path_without_version_is_the_same() -> None:
 
 
 def test_a_stream() -> None:
+    """A stream has the role, one event for each piece with text, the reason of its end, and
+    `[DONE]`; only the last event has timings.
+    """
     bench = Bench(play("Hel", "", "lo", cached=16, source="live", stop="limit"))
     response = bench.post("/v1/chat/completions", {"messages": HI, "stream": True})
     assert response.headers["x-pyctl-cache"] == "source=ram; cached=16; evaluated=5"
@@ -107,6 +113,9 @@ def test_a_reply_without_a_word_still_has_its_role() -> None:
 
 
 def test_progress_and_timings_per_token() -> None:
+    """Progress of the prompt comes before the role, from the cached tokens to all, and timings per
+    token count up.
+    """
     *chunks, last, _ = Bench(play("a", "b", cached=16)).chat_stream(
         return_progress=True, timings_per_token=True
     )
@@ -253,6 +262,9 @@ EXPLICIT: Any = {"continue_final_message": True, "add_generation_prompt": False}
 def test_reply_includes_its_prefill_unless_a_stream_continues(
     last: Any, reply: str, fields: Any, reasoning: str | None, content: str, begun: bool
 ) -> None:
+    """A whole reply contains the text that the request began. A stream does too, unless the client
+    requests the continuation explicitly: then it has only the rest.
+    """
     messages = [*HI, last]
     bench = Bench(play(*reply), template=toy.THINKING)
     message = bench.chat(messages=messages, **fields)["choices"][0]["message"]
@@ -287,6 +299,9 @@ def test_the_last_reply_is_not_continued_where_the_server_is_told_so() -> None:
 
 @pytest.mark.parametrize("can", [True, False])
 def test_as_many_calls_as_the_template_can_write_unless_the_client_says(can: bool) -> None:
+    """Parallel calls are allowed by default only where the template can render them in the next
+    turn. The client's choice counts in either case.
+    """
     calls = "messages[-1].tool_calls"
     one = (
         f"{{% if {calls} and {calls} | length > 1 %}}{{{{ raise_exception('only one') }}}}{{% "
@@ -307,6 +322,9 @@ def test_as_many_calls_as_the_template_can_write_unless_the_client_says(can: boo
 
 
 def test_logprobs() -> None:
+    """Probabilities come with the token, its bytes and the alternatives, at most as many as asked
+    for, and negative infinity is a number that JSON has.
+    """
     bench = Bench(play("a", "b", probs=[-0.5, -0.5, -float("inf")]))
     content = bench.chat(logprobs=True, top_logprobs=2)["choices"][0]["logprobs"]["content"]
     assert bench.worker.requests[0].n_probs == 2
@@ -332,6 +350,7 @@ def test_logprobs() -> None:
 
 
 def test_logprobs_without_alternatives() -> None:
+    """Zero alternatives still have the probability of each sampled token, and null has none."""
     bench = Bench(play("a", "b", probs=[-0.5, -1.0]))
     content = bench.chat(logprobs=True, top_logprobs=0)["choices"][0]["logprobs"]["content"]
     assert [(entry["logprob"], entry["top_logprobs"]) for entry in content] == [

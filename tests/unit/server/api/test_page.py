@@ -202,6 +202,9 @@ def process() -> Iterator[MarkdownProcess]:
 
 
 def test_what_takes_too_long_is_plain_and_delays_nothing_else(process: MarkdownProcess) -> None:
+    """A text that stops the renderer or is too long is shown plain, and the others are rendered:
+    Markdown of a model must not hang the page.
+    """
     slow = "slow"
     long = "x" * (MAX_TEXT_BYTES + 1)
 
@@ -232,6 +235,9 @@ def test_a_process_that_dies_is_replaced(process: MarkdownProcess) -> None:
 
 
 def test_the_endpoint() -> None:
+    """The endpoint renders up to 64 texts, refuses anything else, and needs the key like the rest
+    of the API.
+    """
     bench = Bench(play("x"))
     bench.service.shared.markdown.seconds = 60.0
     bench.service.shared.markdown.all_seconds = 600.0
@@ -267,6 +273,9 @@ def test_pdf_files_are_read_for_pages_of_this_server_only() -> None:
 
 
 def test_a_directory_is_served_beside_the_api(tmp_path: Path) -> None:
+    """A directory is served below the prefix beside the API. No path or link leads out of it, and
+    with a key its files need it, however their path is written.
+    """
     site = tmp_path / "site"
     site.mkdir()
     (site / "index.html").write_text("mine")
@@ -302,6 +311,9 @@ def test_a_directory_is_served_beside_the_api(tmp_path: Path) -> None:
 
 
 def test_the_page_is_small_public_and_held_to_its_policy() -> None:
+    """The page loads without a key, within 135 kB, from listed files only, and under a policy
+    without inline code. The data it shows need the key.
+    """
     client = Bench(play("x"), settings=ServerSettings(api_keys=("k",), api_prefix="/llm")).client
     first = client.get("/llm/")
     assert first.status_code == 200

@@ -19,6 +19,9 @@ def test_counts_add_up() -> None:
 
 
 def test_counters() -> None:
+    """The counters of drafts have llama-server's names and sum over requests, and the ones by
+    position come with the first draft.
+    """
     bench = drafting(show_metrics=True)
     assert "per_pos" not in bench.client.get("/metrics").text, (
         "as llama-server, before the first draft"

@@ -32,6 +32,7 @@ def anonymous(value: Any) -> Any:
 
 
 def test_a_whole_response() -> None:
+    """A response has the fields of OpenAI's Responses API, with its options echoed."""
     body = Bench(play("Hel", "lo", cached=5)).response(
         max_output_tokens=9, temperature=0.5, metadata={"a": "b"}
     )
@@ -61,6 +62,9 @@ def test_a_whole_response() -> None:
 
 
 def test_a_stream_has_all_events_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each item of a stream is opened, filled and closed before the next, with consistent ids and
+    indices, and the final response contains the same items.
+    """
     split_by_lines(monkeypatch)
     events = Bench(play(*CALLS, "a:1:{}\n")).response_stream()
     assert [event["type"].removeprefix("response.") for event in events] == [
@@ -116,6 +120,9 @@ def test_a_stream_has_all_events_in_order(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_call_of_a_custom_tool_has_its_input_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model writes the input of a custom tool as JSON, and the client gets it as text,
+    streamed, and whole when it comes back in the next request.
+    """
     split_by_lines(monkeypatch)
     pieces = ('{"inp', 'ut": "*** Be', "gin\\", "n\\ud83d", '\\ude00"}')
     calls = (
@@ -192,6 +199,9 @@ def test_a_reply_that_was_cut_off_says_so() -> None:
 def test_an_item_that_was_cut_off_is_incomplete(
     monkeypatch: pytest.MonkeyPatch, pieces: tuple[str, ...]
 ) -> None:
+    """At the limit of tokens the last item is `incomplete`, the earlier ones are `completed`, and
+    no event announces the whole arguments of a call.
+    """
     split_by_lines(monkeypatch)
     tools = [{"type": "function", "name": "look"}, {"type": "custom", "name": "patch"}]
     bench = Bench(play(*pieces, stop="limit"))
@@ -249,6 +259,9 @@ def test_an_item_is_incomplete_when_the_reply_fails(monkeypatch: pytest.MonkeyPa
 def test_log_probabilities_belong_to_the_text_of_a_message(
     monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], n_top: int
 ) -> None:
+    """Probabilities are those of the content, not of the reasoning, and equal in deltas, in the
+    final event and in a whole reply.
+    """
     split_by_lines(monkeypatch)
     bench = Bench(play("r:hm\n", "c:a\n", "c:b\n", probs=[-0.5, -1.0]))
     *events, final = bench.response_stream(**fields)
@@ -279,6 +292,9 @@ def test_reasoning_is_an_item_and_counted() -> None:
 def test_reasoning_comes_back_from_clients_that_store_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The encrypted content of a reasoning item brings the reasoning back into the conversation,
+    although the server keeps no response.
+    """
     split_by_lines(monkeypatch)
     bench = Bench(play("r:hm\n", "c:yes\n"))
     item = bench.response(include=["reasoning.encrypted_content"], store=False)["output"][0]
@@ -317,6 +333,9 @@ def test_what_sealed_items_unpack_to_is_counted_for_all_of_them(path: str) -> No
 def test_a_response_is_continued_by_its_items(
     monkeypatch: pytest.MonkeyPatch, streamed: bool
 ) -> None:
+    """Items of a response, sent back with the result of their call, render each text and each
+    result once.
+    """
     split_by_lines(monkeypatch)
     bench = Bench(play("c:I look\n", "k:0:t1:look\n", "a:0:{}\n"))
     asked = {"instructions": "Be kind."}

@@ -63,6 +63,9 @@ def test_messages_of_all_roles_in_their_places() -> None:
 
 
 def test_the_items_of_a_turn_are_one_message() -> None:
+    """Reasoning, text and calls in a row become one message of the assistant, as the template
+    expects them, and each result a message of its tool.
+    """
     turn = [
         reasoning(id="rs_1", content=[part("hm ", "reasoning_text"), part("so", "reasoning_text")]),
         {
@@ -126,6 +129,9 @@ def test_reasoning_that_cannot_be_read_is_left_out(sealed: str | None) -> None:
 
 
 def test_options_have_their_chat_names() -> None:
+    """Each option of the Responses API has its chat name. Options without a meaning here are left
+    out and not refused.
+    """
     schema = {"type": "object"}
     style = {"type": "json_schema", "name": "n", "schema": schema, "strict": True}
     fields = converted(
@@ -162,6 +168,9 @@ def test_options_have_their_chat_names() -> None:
 
 
 def test_functions_are_nested_and_other_tools_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """Functions get the form of the chat API. Tools that only OpenAI's servers run are left out
+    with a warning.
+    """
     schema = {"type": "object"}
     look = {
         "type": "function",
@@ -185,6 +194,9 @@ def test_functions_are_nested_and_other_tools_left_out(caplog: pytest.LogCapture
 
 
 def test_functions_of_a_namespace_are_functions_with_its_name_before_theirs() -> None:
+    """A namespace is flattened for the template, in definitions, calls of the history and the
+    choice alike, and can be split again for the reply.
+    """
     inner = {
         "type": "function",
         "name": "close",
@@ -284,6 +296,9 @@ def test_a_call_that_is_forced_of_a_tool_that_was_left_out_is_refused(choice: An
 
 
 def test_items_of_custom_tools_are_calls_and_results() -> None:
+    """Calls and results of custom tools become those of functions with one input. Items that the
+    server cannot resolve are refused by name.
+    """
     items = [
         {
             "type": "custom_tool_call",

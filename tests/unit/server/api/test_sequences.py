@@ -28,6 +28,9 @@ PROMPT = {"prompt": "hello", "n_predict": 4, "ignore_eos": True}
 
 
 def test_what_each_slot_is_doing() -> None:
+    """An idle slot has its size only, a busy one llama-server's fields, and texts are shown only
+    with the debug setting.
+    """
     service = Bench().service
     request = Request(Prompt.from_ids(list(b"hello")), max_tokens=9)
     busy = SequenceView(

@@ -38,6 +38,9 @@ def test_calls_of_a_whole_reply() -> None:
 
 
 def test_calls_in_a_stream() -> None:
+    """The first event of a call has its id and name, the others only parts of its arguments, which
+    join to the whole JSON.
+    """
     chunks = Bench(play(*CALL, pause=0.0)).chat_stream(tools=[TOOL])
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks[:-1]]
     assert deltas[0] == {"role": "assistant", "content": None}

@@ -84,6 +84,9 @@ BOTH = [{"id": 0, "scale": 0.5}, {"id": 1, "scale": 1}]
 def test_an_adapter_that_is_left_out_would_get_0(
     entries: list[Any], is_kept: bool, is_kept_for_all: bool
 ) -> None:
+    """A list of adapters may only repeat the scales that they have, since an adapter it leaves out
+    would count as 0. Anything else is refused with the scales in force.
+    """
     bench = Bench(play("x"), lora=(("a.gguf", 0.5), ("b.gguf", 1.0)))
     fields = {"prompt": "x", "messages": HI, "input": "x", "lora": entries}
     for path in (
