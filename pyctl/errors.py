@@ -40,6 +40,7 @@ __all__ = [
     "NotSupportedError",
     "NotWrittenError",
     "OutOfCellsError",
+    "PreemptedError",
     "PyctlError",
     "RequestError",
     "StateError",
