@@ -62,7 +62,8 @@ def test_the_image_gets_what_the_build_makes() -> None:
 
 def test_the_entry_point_serves_on_the_published_port(service: dict[str, Any]) -> None:
     program, command, *flags = one(IMAGE, "ENTRYPOINT")
-    assert (program, command) == ("pyctl", "serve")
+    assert program == "pyctl"
+    assert command == "serve"
     settings = parse_serve([*flags, *service["command"]], {})
     assert settings.warnings == ()
     assert settings.listen.hosts == ("0.0.0.0",)

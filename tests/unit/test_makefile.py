@@ -153,7 +153,8 @@ def test_a_machine_without_a_compiler_is_told_before_anything_is_built(tmp_path:
     done = subprocess.run(
         command, cwd=ROOT, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stdout) == (2, NO_COMPILER)
+    assert done.returncode == 2
+    assert done.stdout == NO_COMPILER
 
 
 NO_COMPILER = (

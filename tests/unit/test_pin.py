@@ -51,7 +51,8 @@ def test_what_is_gone_changed_and_new(tmp_path: Path) -> None:
     assert found.gone == ("llama_gone",)
     assert set(found.changed) == {"llama_changed", "llama_kind"}
     assert "int64_t llama_changed" in found.changed["llama_changed"]
-    assert (found.same, found.new_memories) == (2, ("llama_memory_new", "llama_memory_new_rows"))
+    assert found.same == 2
+    assert found.new_memories == ("llama_memory_new", "llama_memory_new_rows")
     assert "5 declarations in use: 2 same, 3 changed or gone" in report(found)
     assert changes(tmp_path / "old", tmp_path / "old", csrc).is_none
 

@@ -165,7 +165,8 @@ def test_a_pool_is_for_one_reply_at_a_time() -> None:
     assert serve().pool.n_pooled == 0
     for text, n in (("auto", -1), ("off", 0), ("65536", 65_536)):
         settings = serve("--kv-pool", text)
-        assert (settings.pool.n_pooled, settings.model.n_seqs) == (n, 1 if n else 4)
+        assert settings.pool.n_pooled == n
+        assert settings.model.n_seqs == (1 if n else 4)
     assert serve(PYCTL_KV_POOL="auto").model.n_seqs == 1
     assert serve("--kv-pool", "auto", "-np", "1").pool.n_pooled == -1
     assert (
@@ -230,7 +231,8 @@ def test_values_from_files(tmp_path: Path) -> None:
     (tmp_path / "schema").write_text('{"type": "boolean"}')
     for flags in (["-jf", str(tmp_path / "schema")], ["--json-schema", '{"type": "boolean"}']):
         sampling = serve(*flags).replies.sampling
-        assert (sampling.grammar_kind, "boolean" in sampling.grammar) == ("llguidance", True)
+        assert sampling.grammar_kind == "llguidance"
+        assert "boolean" in sampling.grammar
     assert parse_chat(["-j", '{"type": "boolean"}'], {}).request_fields == {
         "json_schema": {"type": "boolean"}
     }
@@ -353,10 +355,8 @@ def test_flags_of_the_disk_without_a_directory() -> None:
 )
 def test_where_the_disk_cache_is(flags: list[str], environ: dict[str, str], found: str) -> None:
     settings = serve(*flags, **environ)
-    assert (settings.disk.cache_dir, settings.disk.is_default) == (
-        found,
-        found.endswith("pyctl/kv"),
-    )
+    assert settings.disk.cache_dir == found
+    assert settings.disk.is_default == found.endswith("pyctl/kv")
     assert settings.warnings == ()
 
 
@@ -379,14 +379,14 @@ def test_a_user_without_a_home_gets_a_warning(monkeypatch: pytest.MonkeyPatch) -
 
 def test_bounds_of_the_default_directory_give_way_to_flags() -> None:
     disk = serve("--kv-cache-budget", "9", "--kv-cache-daily-writes", "8").disk
-    assert (disk.disk_mib, disk.daily_mib, disk.free_part) == (9, 8, 0)
+    assert disk.disk_mib == 9
+    assert disk.daily_mib == 8
+    assert disk.free_part == 0
     disk = serve("--kv-cache-dir", "/d").disk
-    assert (disk.disk_mib, disk.daily_mib, disk.free_part, disk.is_default) == (
-        16384,
-        131_072,
-        0,
-        False,
-    )
+    assert disk.disk_mib == 16384
+    assert disk.daily_mib == 131_072
+    assert disk.free_part == 0
+    assert disk.is_default is False
 
 
 @pytest.mark.parametrize(
@@ -405,9 +405,11 @@ def test_bounds_of_the_default_directory_give_way_to_flags() -> None:
 )
 def test_what_turns_off_drafts_by_default(flags: list[str]) -> None:
     drafts = serve("--spec-draft-n-max", "5", "-ctkd", "q8_0").drafts
-    assert (drafts.is_automatic, drafts.n_draft) == (True, 5)
+    assert drafts.is_automatic is True
+    assert drafts.n_draft == 5
     drafts = serve(*flags).drafts
-    assert (drafts.is_automatic, drafts.n_draft) == (False, 3)
+    assert drafts.is_automatic is False
+    assert drafts.n_draft == 3
 
 
 @pytest.mark.parametrize(("keys", "types"), [("a", AUTOMATIC), ("a,b", PRIVATE)])
@@ -477,12 +479,11 @@ def test_two_templates_exclude_each_other(tmp_path: Path) -> None:
 
 def test_ubatch_is_cut_to_batch() -> None:
     settings = serve("-b", "256")
-    assert (Resolved.from_settings(settings.model).model.n_ubatch, settings.warnings) == (256, ())
+    assert Resolved.from_settings(settings.model).model.n_ubatch == 256
+    assert settings.warnings == ()
     settings = serve("-ub", "4096")
-    assert (settings.model.n_ubatch, settings.warnings) == (
-        2048,
-        ("--ubatch-size 4096 is cut to --batch-size 2048",),
-    )
+    assert settings.model.n_ubatch == 2048
+    assert settings.warnings == ("--ubatch-size 4096 is cut to --batch-size 2048",)
 
 
 def test_without_a_model_the_built_in_one_is_meant() -> None:
@@ -518,7 +519,8 @@ def test_chat_takes_server_flags_without_effect() -> None:
 )
 def test_chat_with_a_server(text: str, url: str) -> None:
     terminal = parse_chat(["--url", text, "--api-key", "k"], {"LLAMA_ARG_MODEL": "m.gguf"}).terminal
-    assert (terminal.url, terminal.api_key) == (url, "k")
+    assert terminal.url == url
+    assert terminal.api_key == "k"
     assert parse_chat([], {"PYCTL_URL": text}).terminal.url == url
 
 

@@ -44,7 +44,9 @@ def test_hits_and_pins_are_in_the_index_and_the_graph(
         record = Index.record(transaction.connection, key)
         assert transaction.graph.records[key] == record
     assert record is not None
-    assert (record.hits, record.pinned, record.used) == (1, True, clock.now)
+    assert record.hits == 1
+    assert record.pinned is True
+    assert record.used == clock.now
 
 
 def test_a_discarded_graph_is_read_again(open_store: Opener) -> None:

@@ -135,7 +135,8 @@ def test_temp_files_go_with_their_writer(store: DirectStore) -> None:
     with temp_path(store.home) as written:
         report = store.directory.recover()
         assert report.temps == [f"model/{left.name}"]
-        assert (left.exists(), written.exists()) == (False, True)
+        assert not left.exists()
+        assert written.exists()
 
 
 def test_leftovers_of_older_versions_go(store: DirectStore, made: list[Snapshot]) -> None:

@@ -139,7 +139,8 @@ def test_device_only_rows_are_copied_by_segment_without_delays(
     for n_served in range(3):
         assert writes.flush(60)
         assert asked.is_set()
-        assert (writes.awaits_rows, writes.is_draining_device) == (True, True)
+        assert writes.awaits_rows is True
+        assert writes.is_draining_device is True
         asked.clear()
         writes.supply_rows(no_rows)
         writes.write(snapshot(10 + n_served))
@@ -150,7 +151,9 @@ def test_device_only_rows_are_copied_by_segment_without_delays(
         writes.supply_rows(rows_of)
     assert writes.flush(60)
     assert writer.written[-1] == (150, bytes([100]) * 50 + bytes([101]) * 50 + bytes([102]) * 50)
-    assert (writes.awaits_rows, writes.is_draining_device, writes.n_dropped) == (False, False, 0)
+    assert writes.awaits_rows is False
+    assert writes.is_draining_device is False
+    assert writes.n_dropped == 0
     assert all(not segment.rows.size for segment in large.chain)
 
 
@@ -198,7 +201,8 @@ def test_what_is_evicted_meanwhile_has_all_rows_that_are_left_or_is_lost(
     assert writes.flush(60) is not fits, "its bytes are on their way"
     writes.supply_rows(no_rows)
     assert writes.flush(60)
-    assert (len(writer.written), writes.n_dropped) == ((1, 0) if fits else (0, 1))
+    assert len(writer.written) == fits
+    assert writes.n_dropped == (not fits)
     assert writes.spilled.n == 0
 
 
@@ -241,8 +245,9 @@ def test_a_disk_that_refuses_is_left_alone_for_a_while(
     error: Exception,
     spills: bool,
 ) -> None:
-    """A full disk keeps the writes waiting until `retry` or the end, other errors drop only the one
-    that failed. The log has one warning each time the disk fills, not one per write.
+    """An error of the disk, full or read-only, keeps the writes waiting until `retry` or the end;
+    any other error drops only the write that failed. The log has a warning for each pause, not for
+    each write.
     """
     writer.gate.set()
     writer.error = error
@@ -255,9 +260,9 @@ def test_a_disk_that_refuses_is_left_alone_for_a_while(
     queue(2)
     writes.supply_rows(rows_of)
     assert writes.flush(60) == (not is_full)
-    assert (writes.n_failed, writes.n_waiting, writer.seeds) == (
-        (1, 2, []) if is_full else (1, 0, [2])
-    )
+    assert writes.n_failed == 1
+    assert writes.n_waiting == (2 if is_full else 0)
+    assert writer.seeds == ([] if is_full else [2])
     writes.retry()
     assert writes.flush(60)
     assert sorted(writer.seeds) == ([1, 2] if is_full else [2])
@@ -290,12 +295,10 @@ def test_what_a_full_disk_refused_without_its_rows_waits_for_the_end(
     writer.error = None
     writes.retry()
     assert writes.flush(60)
-    assert (writes.n_waiting, writes.awaits_rows, writes.is_draining_device, writer.written) == (
-        1,
-        False,
-        False,
-        [],
-    )
+    assert writes.n_waiting == 1
+    assert writes.awaits_rows is False
+    assert writes.is_draining_device is False
+    assert writer.written == []
     assert writes.close(60, partial(writes.supply_rows, rows_of))
     assert len(writer.written) == 1
 

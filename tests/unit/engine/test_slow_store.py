@@ -107,7 +107,8 @@ def finish(engine: Engine, handle: RequestHandle) -> Reply:
 
 def test_what_comes_in_time_is_restored(second: Engine) -> None:
     reply = finish(second, begin(second))
-    assert (reply.done.stats.source, reply.done.stats.n_cached > 300) == ("disk", True)
+    assert reply.done.stats.source == "disk"
+    assert reply.done.stats.n_cached > 300
     assert second.prefix_cache.disk.remote.view().fetched.n == 1
 
 

@@ -56,7 +56,9 @@ def bmp(width: int, height: int, size: int) -> bytes:
 @pytest.mark.parametrize("name", FILES)
 def test_kind_and_size(name: str) -> None:
     image = ImageFile.parse(FILES[name])
-    assert (image.kind, image.width, image.height) == (OF_KIND.get(name, name), 70, 31)
+    assert image.kind == OF_KIND.get(name, name)
+    assert image.width == 70
+    assert image.height == 31
     image.check_inflated()
 
 
@@ -68,7 +70,9 @@ def test_sizes_are_as_pillow_says() -> None:
         for size in ((1, 1), (3, 200), (257, 2), (2, 300)):
             data = image_bytes(*size, kind, **more)
             image = ImageFile.parse(data)
-            assert (image.width, image.height) == Image.open(io.BytesIO(data)).size == size
+            assert Image.open(io.BytesIO(data)).size == size
+            assert image.width == size[0]
+            assert image.height == size[1]
             image.check_inflated()
 
 
@@ -150,7 +154,8 @@ def test_one_colour_is_the_smallest_gif_of_its_size() -> None:
     stream = io.BytesIO()
     Image.new("P", (4000, 3000)).save(stream, "GIF")
     image = ImageFile.parse(stream.getvalue())
-    assert (image.width, image.height) == (4000, 3000)
+    assert image.width == 4000
+    assert image.height == 3000
 
 
 def test_a_jpeg_of_too_many_scans() -> None:

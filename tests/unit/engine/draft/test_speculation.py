@@ -49,7 +49,8 @@ def test_nothing_is_off_where_nothing_would_draft() -> None:
     empty, why = Speculation.from_facts(
         replace(FACTS, max_drafts=0), [], None, n_draft=3, exact=True
     )
-    assert (bool(empty), why) == (False, "")
+    assert not empty
+    assert why == ""
 
 
 def test_exact_drafts_have_one_length_that_costs_nothing_to_take_back() -> None:

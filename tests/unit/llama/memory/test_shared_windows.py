@@ -92,7 +92,9 @@ def shared(one: State, two: State) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_row_is_kept_once_for_all_states_that_see_it(layout: str) -> None:
     made = Sequence(layout)
-    assert (made.form.head, made.form.row_bytes) == SIZES[layout]
+    head, row_bytes = SIZES[layout]
+    assert made.form.head == head
+    assert made.form.row_bytes == row_bytes
     first, second, third, far = (made.state(n) for n in (10, 14, 27, 60))
     assert [ranges(each) for each in (first, second, third, far)] == [
         [(0, 10)],
