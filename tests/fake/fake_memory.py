@@ -219,7 +219,7 @@ class FakeMemory:
         if spans:
             self._load_drafts(seq, first, spans)
         if state is not None and (state.parts or self.kind != "attention"):
-            self._load_state(seq, spans[-1][2] if spans else first, state)
+            self.load_state(seq, spans[-1][2] if spans else first, state)
 
     def _load_drafts(self, seq: int, first: int, spans: Sequence[Span]) -> None:
         held = self.seqs[seq]
@@ -269,7 +269,7 @@ class FakeMemory:
                 sources += _own(rows.held).within(start, stop)
         held.cells += self._cells.load(sources)
 
-    def _load_state(self, seq: int, n: int, state: State) -> None:
+    def load_state(self, seq: int, n: int, state: State) -> None:
         self._maybe_fail()
         held = self.seqs[seq]
         block = state.recurrent

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,14 +11,6 @@ import pytest
 from pyctl.cache.snapshot import Snapshot
 from tests.unit.disk.making import DirectStore, conversation
 from tests.unit.engine.drive import ManualClock
-
-
-@pytest.fixture(autouse=True, scope="package")
-def no_waiting_for_the_disk() -> Iterator[None]:
-    """Processes die in these tests, not machines. Child processes do wait."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda descriptor: None)
-        yield
 
 
 @pytest.fixture

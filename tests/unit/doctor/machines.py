@@ -29,12 +29,14 @@ QUIET = {
 
 RTX_3090 = Card("NVIDIA GeForce RTX 3090", (8, 6), 24 * GIB)
 
-AT_REST = CardState(
-    RTX_3090.name,
-    lanes=(16, 16),
-    generations=(4, 4),
-    used=GIB,
-)
+
+def card_state(**changes: Any) -> CardState:
+    """Return the state of a card at rest, with ``changes``."""
+    at_rest = {"lanes": (16, 16), "generations": (4, 4), "used": GIB}
+    return CardState(RTX_3090.name, **{**at_rest, **changes})
+
+
+AT_REST = card_state()
 
 LIBRARIES = {
     "gpus": lambda: ["CUDA0"],

@@ -11,7 +11,7 @@ import pytest
 from pyctl.doctor.examine import examine
 from pyctl.machine.libraries import unused_card
 from pyctl.machine.probe import Driver
-from tests.unit.doctor.machines import AT_REST, PCI_CARD, RTX_3090, desktop
+from tests.unit.doctor.machines import PCI_CARD, RTX_3090, card_state, desktop
 from tests.unit.doctor.problem import Problem
 
 
@@ -20,7 +20,7 @@ def broken(code: int) -> Callable[[], Driver]:
 
 
 def states(**changes: Any) -> Callable[[], Any]:
-    return lambda: (AT_REST._replace(**changes),)
+    return lambda: (card_state(**changes),)
 
 
 def idle_card() -> str:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import errno
 import gc
 import itertools
-import os
 import random
-import sys
 import weakref
+from collections.abc import Callable
 from contextlib import nullcontext as does_not_raise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from unittest.mock import Mock
 
 import numpy as np
@@ -47,19 +46,30 @@ LIMITS = DeviceLimits(piece_bytes=PIECE, unwritten_bytes=BEHIND)
 POOL = PoolPlan.for_layers(2, 4096, 4, 1000)
 
 
-@pytest.fixture(autouse=True, params=[None, POOL], ids=["cells", "pool"])
-def small(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """Run each test with rows in cells of a context, and with those of a pool."""
-    monkeypatch.setattr(sys.modules[__name__], "POOL", request.param)
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+MakeEngine: TypeAlias = Callable[..., Engine]
 
 
-def engine_of(
-    directory: Path, policy: str = "full", kind: str = "hybrid", budget: int | None = None
-) -> Engine:
-    return engine_on(
-        directory, kind, policy, ram=RAM, n_cells=4096, budget=budget, pool=POOL, limits=LIMITS
-    )
+@pytest.fixture(params=[None, POOL], ids=["cells", "pool"])
+def engine_of(request: pytest.FixtureRequest) -> MakeEngine:
+    """engine_of(directory, policy="full", kind="hybrid", budget=None) -> an engine whose rows are
+    in the cells of a context, and in a second run of the test in a pool.
+    """
+
+    def make(
+        directory: Path, policy: str = "full", kind: str = "hybrid", budget: int | None = None
+    ) -> Engine:
+        return engine_on(
+            directory,
+            kind,
+            policy,
+            ram=RAM,
+            n_cells=4096,
+            budget=budget,
+            pool=request.param,
+            limits=LIMITS,
+        )
+
+    return make
 
 
 def ask(engine: Engine, prompt: Prompt, max_tokens: int = 8, **options: Any) -> Reply:
@@ -127,7 +137,7 @@ def temps(directory: Path) -> list[Path]:
 @pytest.mark.parametrize("kind", ["hybrid", "attention"])
 @pytest.mark.parametrize("policy", ["full", "auto,spill"])
 def test_it_survives_a_restart_and_no_more_than_a_part_is_in_ram(
-    tmp_path: Path, policy: str, kind: str
+    engine_of: MakeEngine, tmp_path: Path, policy: str, kind: str
 ) -> None:
     """Also where the policy chose nothing of it, since it would be written in the end."""
     engine = engine_of(tmp_path, policy, kind)
@@ -166,7 +176,7 @@ def test_it_survives_a_restart_and_no_more_than_a_part_is_in_ram(
 
 @pytest.mark.parametrize("was_refused", [False, True])
 def test_what_was_not_written_while_idle_is_written_in_the_end(
-    tmp_path: Path, was_refused: bool
+    engine_of: MakeEngine, tmp_path: Path, was_refused: bool
 ) -> None:
     """At once after a full disk, which is not the hour to leave it alone for a while."""
     engine = engine_of(tmp_path)
@@ -186,7 +196,7 @@ def test_what_was_not_written_while_idle_is_written_in_the_end(
     restarted.prefix_cache.close()
 
 
-def test_an_idle_engine_is_woken_for_each_part(tmp_path: Path) -> None:
+def test_an_idle_engine_is_woken_for_each_part(engine_of: MakeEngine, tmp_path: Path) -> None:
     engine = engine_of(tmp_path)
     ask(engine, LONG)
     worker = Worker(engine, INFO)
@@ -195,7 +205,9 @@ def test_an_idle_engine_is_woken_for_each_part(tmp_path: Path) -> None:
     assert worker.close()
 
 
-def test_if_there_is_no_time_the_end_says_so_and_leaves_nothing(tmp_path: Path) -> None:
+def test_if_there_is_no_time_the_end_says_so_and_leaves_nothing(
+    engine_of: MakeEngine, tmp_path: Path
+) -> None:
     engine = engine_of(tmp_path)
     ask(engine, LONG)
     tier_of(engine).close_seconds = 1.0  # all of which is kept for the rest
@@ -204,7 +216,7 @@ def test_if_there_is_no_time_the_end_says_so_and_leaves_nothing(tmp_path: Path) 
     assert not list(tmp_path.rglob("*.rows"))
 
 
-def test_the_next_turn_writes_only_what_is_new(tmp_path: Path) -> None:
+def test_the_next_turn_writes_only_what_is_new(engine_of: MakeEngine, tmp_path: Path) -> None:
     engine = engine_of(tmp_path)
     ask(engine, LONG)
     idle(engine)
@@ -223,7 +235,9 @@ def test_the_next_turn_writes_only_what_is_new(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("room", [4 * RAM, PIECE])
-def test_requests_between_two_parts_copy_or_end_the_prewarm(tmp_path: Path, room: int) -> None:
+def test_requests_between_two_parts_copy_or_end_the_prewarm(
+    engine_of: MakeEngine, tmp_path: Path, room: int
+) -> None:
     """A request that takes the cells of a write in parts copies the remaining rows to RAM, or ends
     the write if there is no room. Replies, files and the daily count of written bytes stay right.
     """
@@ -258,7 +272,7 @@ def test_requests_between_two_parts_copy_or_end_the_prewarm(tmp_path: Path, room
     assert not temps(tmp_path)
 
 
-def test_a_small_budget_ends_it(tmp_path: Path) -> None:
+def test_a_small_budget_ends_it(engine_of: MakeEngine, tmp_path: Path) -> None:
     engine = engine_of(tmp_path, budget=20_000)
     ask(engine, LONG)
     assert idle(engine) < 10_000
@@ -267,7 +281,9 @@ def test_a_small_budget_ends_it(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.rows"))
 
 
-def test_nothing_of_a_part_that_the_disk_refused_stays_in_ram(tmp_path: Path) -> None:
+def test_nothing_of_a_part_that_the_disk_refused_stays_in_ram(
+    engine_of: MakeEngine, tmp_path: Path
+) -> None:
     """A part that the disk refused is freed at once, not when the collector comes."""
     engine = engine_of(tmp_path)
     parts: list[weakref.ref[Block]] = []
@@ -292,7 +308,7 @@ def test_nothing_of_a_part_that_the_disk_refused_stays_in_ram(tmp_path: Path) ->
 
 
 def test_rows_that_wait_leave_room_for_states(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine_of: MakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows are copied to RAM only as far as the state of the next snapshot still fits: exactly up
     to the limit, and not one byte above.
@@ -318,7 +334,7 @@ def test_rows_that_wait_leave_room_for_states(
     engine.prefix_cache.close()
 
 
-def test_what_is_removed_meanwhile_is_not_published(tmp_path: Path) -> None:
+def test_what_is_removed_meanwhile_is_not_published(engine_of: MakeEngine, tmp_path: Path) -> None:
     engine = engine_of(tmp_path)
     ask(engine, LONG)
     idle(engine, 4)
@@ -331,7 +347,9 @@ def test_what_is_removed_meanwhile_is_not_published(tmp_path: Path) -> None:
     assert not temps(tmp_path)
 
 
-def test_little_is_read_of_what_the_live_sequence_has(tmp_path: Path) -> None:
+def test_little_is_read_of_what_the_live_sequence_has(
+    engine_of: MakeEngine, tmp_path: Path
+) -> None:
     engine = engine_of(tmp_path)
     expected = ask(engine, LONG).tokens
     assert engine.prefix_cache.close()
@@ -350,7 +368,9 @@ def test_little_is_read_of_what_the_live_sequence_has(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["cancelled", "damaged", "refused"])
-def test_a_large_restore_that_fails_leaves_no_cells_held(tmp_path: Path, how: str) -> None:
+def test_a_large_restore_that_fails_leaves_no_cells_held(
+    engine_of: MakeEngine, tmp_path: Path, how: str
+) -> None:
     """A restore in parts that is cancelled, damaged or refused gives back all cells, and the next
     request has the right reply.
     """
@@ -365,13 +385,13 @@ def test_a_large_restore_that_fails_leaves_no_cells_held(tmp_path: Path, how: st
     if how == "cancelled":
         ask(engine, LONG, cancel_after=2)
     elif how == "refused":
-        real = backend._load_state
+        real = backend.load_state
 
         def load_state(seq: int, n: int, state: State) -> None:
-            backend._load_state = real
+            backend.load_state = real
             raise StateError("not this one")
 
-        backend._load_state = load_state
+        backend.load_state = load_state
     if how != "cancelled":
         assert ask(engine, LONG).tokens == expected
     check_invariants(engine.prefix_cache.cache)
@@ -381,7 +401,9 @@ def test_a_large_restore_that_fails_leaves_no_cells_held(tmp_path: Path, how: st
     engine.prefix_cache.close()
 
 
-def test_a_large_restore_for_which_memory_ends_is_a_miss(tmp_path: Path) -> None:
+def test_a_large_restore_for_which_memory_ends_is_a_miss(
+    engine_of: MakeEngine, tmp_path: Path
+) -> None:
     """An allocation that fails in the middle of a restore costs a cold prefill. It is not counted
     as a damaged file, and no cell stays held.
     """
@@ -411,7 +433,9 @@ def test_a_large_restore_for_which_memory_ends_is_a_miss(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_any_order_with_more_than_ram_has_room_for(tmp_path: Path, seed: int) -> None:
+def test_any_order_with_more_than_ram_has_room_for(
+    engine_of: MakeEngine, tmp_path: Path, seed: int
+) -> None:
     """Conversations larger than RAM, in random order with pauses and restarts, have the replies of
     a cold run, stay within the disk budget and leave no temporary file.
     """

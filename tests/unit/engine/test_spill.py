@@ -5,7 +5,6 @@ the quickest way.
 from __future__ import annotations
 
 import errno
-import os
 import random
 from pathlib import Path
 from unittest.mock import Mock
@@ -63,12 +62,6 @@ def engine_on(
     backend = FakeBackend(kind, n_ctx=n_cells or 4096, can_hold=n_cells > 0, pool=pool)
     settings = EngineSettings(exact=True, device=limits)
     return Engine(backend, RamCache(64, ram, costs or Steady()), settings, tier)
-
-
-@pytest.fixture(autouse=True)
-def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip fsync: no test here cuts the power."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 CONVERSATIONS = [chat((seed, 300), (seed + 50, 240)) for seed in range(1, 9)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -41,7 +42,7 @@ def sleep(seconds: float) -> str:
 @server.tool(structured_output=False)
 def end() -> str:
     """End the process."""
-    os._exit(3)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @server.tool(structured_output=False)

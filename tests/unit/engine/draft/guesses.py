@@ -88,12 +88,9 @@ class Continuing(Guesses):
         n_prompt, reply = self.followed[job.key]
         at = job.seq.n + len(job.sure) - n_prompt
         is_right = reply[at : at + len(draft)] == list(draft)
-        more = (
-            self._guess(job._replace(sure=(*job.sure, *draft), maximum=n))
-            if is_right
-            else (7, 8, 9)
-        )
-        return more[:n]
+        if not is_right:
+            return (7, 8, 9)[:n]
+        return self._guess(DraftJob(job.key, job.seq, (*job.sure, *draft), n))[:n]
 
 
 class Told:

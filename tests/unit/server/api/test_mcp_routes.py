@@ -51,16 +51,17 @@ def bench_with(
     """Return a server with tools; its cross-origin rule is that of the command line with them."""
     settings = settings or ServerSettings(cors=Cors("localhost"))
     bench = Bench(play("x"), settings=settings)
-    box = ToolBox(ToolSettings(servers))
-    for name in ("look", "wait"):
-        tool = McpTool(
+    tools = {
+        f"own_{name}": McpTool(
             f"own_{name}",
             f"To {name}.",
             {"type": "object"},
             name == "look",
             partial(fake.call, name),
         )
-        box._tools[tool.name] = tool
+        for name in ("look", "wait")
+    }
+    box = ToolBox(ToolSettings(servers), tools)
     bench.app = create_app(
         Models.from_service(replace(bench.service, shared=AppState(settings, tools=box)))
     )
