@@ -11,7 +11,7 @@ import pytest
 from pyctl.measure.server_process import ServerProcess
 from tests.page.browser import Tab, saying
 from tests.page.conftest import SERVE, OpenTab
-from tests.unit.server.api.test_page import HOSTILE
+from tests.unit.page.hostile import HOSTILE
 
 REPLIES = ("\n\n".join(HOSTILE[: len(HOSTILE) // 2]), "\n\n".join(HOSTILE[len(HOSTILE) // 2 :]))
 """Every attack that the renderer is tested with, in replies of the model."""

@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from pyctl.cache.snapshot import NOTHING, PromptMatch, Segment, Snapshot, State
 from pyctl.prompt import as_tokens
+from tests.unit.cache.fake_rows import FakeHeldRows
 
-__all__ = ["ROW", "STATE", "OnDevice", "n_bytes_of", "snapshot"]
+__all__ = ["ROW", "STATE", "n_bytes_of", "snapshot"]
 
 STATE = 1000
 """Bytes of a state."""
 
 ROW = 10
 """Bytes of a row; its token takes four more."""
-
-
-@dataclass(frozen=True, eq=False)
-class OnDevice:
-    """Rows that a device holds."""
-
-    n_cells: int
-
-    @property
-    def n_bytes(self) -> int:
-        return self.n_cells * ROW
 
 
 def snapshot(
@@ -45,7 +33,7 @@ def snapshot(
     rows = np.zeros((n - start) * ROW, np.uint8) if has_rows else NOTHING
     segment = Segment(start, as_tokens(tokens[start:]), rows, parent)
     if is_held:
-        segment.held = OnDevice(n - start)
+        segment.held = FakeHeldRows(n - start, (n - start) * ROW)
     state = State.from_parts(np.zeros(STATE, np.uint8))
     return Snapshot(PromptMatch(tokens).prefix(n), segment, state)
 

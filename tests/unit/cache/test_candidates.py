@@ -20,6 +20,7 @@ from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.prompt import Tokens, as_tokens
 from tests.fake import FakeBackend
+from tests.unit.cache.fake_rows import FakeHeldRows
 from tests.unit.cache.steps import Steps, ends_of, longer, prompt_of
 from tests.unit.engine.drive import ask, chat
 
@@ -99,7 +100,7 @@ def test_many_snapshots_of_one_conversation_cost_no_chain_each(
     found = [each.snapshot for each in candidates if each.snapshot is not None]
     assert len(match.hashed) == 1, "what is compared need not be hashed"
     for snapshot in found:
-        snapshot.segment.held = TenHeldRows()
+        snapshot.segment.held = FakeHeldRows(10, 10)
     with cache.locked(*found):
         leaving = next(cache.held.eviction_order(lambda segment: 1), None)
     assert leaving is not None, "RAM has it, too"
@@ -114,7 +115,7 @@ def test_restore_evicts_device_rows_with_ram_copies_first() -> None:
     cache.index.turn += 10
     filled(newer, cache)
     for segment in cache.segments():
-        segment.held = TenHeldRows()
+        segment.held = FakeHeldRows(10, 10)
     left = []
     with cache.locked(*wanted):
         while (segment := next(cache.held.eviction_order(lambda segment: 1), None)) is not None:
@@ -216,9 +217,3 @@ def test_the_whole_prompt_is_a_candidate_if_its_output_is_cached(may_end: bool) 
     )
     found = finder.find(steps.ram, may_end=may_end)
     assert (found[0].n == len(prompt)) == may_end
-
-
-class TenHeldRows:
-    """Ten rows on the device."""
-
-    n_cells = n_bytes = 10

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 
@@ -11,6 +9,7 @@ from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import DRAFT, RECURRENT, Block, PromptMatch, Segment, Snapshot, State
 from pyctl.prompt import Tokens, as_tokens
 from tests.unit.cache.checks import check_invariants
+from tests.unit.cache.fake_rows import FakeWindow
 
 STATE = 1000
 ROW = 10
@@ -170,14 +169,6 @@ def test_all_blocks_are_counted_and_go_together() -> None:
     assert cache.n_bytes == 100 * (ROW + 4) + STATE + 300 + 70
     cache.drop(snapshot)
     assert cache.n_bytes == plain.segment.draft_rows.nbytes == plain.segment.rows.nbytes == 0
-
-
-@dataclass(frozen=True)
-class FakeWindow:
-    blocks: tuple[Block, ...]
-
-    def joined(self, head: Block) -> Block:
-        return np.concatenate([head, *self.blocks])
 
 
 def windowed(

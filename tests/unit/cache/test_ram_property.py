@@ -14,19 +14,20 @@ from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import NOTHING, PromptMatch, Segment, Snapshot, State
 from pyctl.prompt import as_tokens
 from tests.unit.cache.checks import check_invariants
+from tests.unit.cache.fake_rows import FakeHeldRows
 from tests.unit.cache.grown import STEP
 
 
 @dataclass(eq=False)
-class OnDevice:
-    """Rows that a device without any cells pretends to hold."""
+class OnDevice(FakeHeldRows):
+    """Rows that can be released once."""
 
-    n_cells: int
     is_held: bool = True
 
-    @property
-    def n_bytes(self) -> int:
-        return 3 * self.n_cells
+
+def on_device_rows(n: int) -> OnDevice:
+    """Return ``n`` rows of three bytes that the device holds."""
+    return OnDevice(n, 3 * n)
 
 
 class RamHistories(RuleBasedStateMachine):
@@ -71,7 +72,7 @@ class RamHistories(RuleBasedStateMachine):
         parent = stem.segment_at(start) if stem is not None and start else None
         rows = NOTHING if on_device else np.zeros(3 * (size + STEP), np.uint8)
         segment = Segment(start, as_tokens(tokens[start:]), rows, parent)
-        segment.held = OnDevice(size + STEP) if on_device else None
+        segment.held = on_device_rows(size + STEP) if on_device else None
         return Snapshot(
             PromptMatch(tokens).prefix(int(tokens.size)),
             segment,
@@ -235,7 +236,7 @@ def test_a_copy_that_is_shed_makes_room_once(budget: int, fits: bool) -> None:
     for seed, n, rows in ((1, 20, np.zeros(2000, np.uint8)), (2, 40, NOTHING)):
         tokens = as_tokens(np.random.default_rng(seed).integers(0, 1000, n))
         segment = Segment(0, tokens, rows, None)
-        segment.held = OnDevice(n)
+        segment.held = on_device_rows(n)
         assert cache.add(Snapshot(PromptMatch(tokens).prefix(n), segment, State()))
     before = cache.snapshots()
     assert cache.n_bytes == 2000 + 4 * (20 + 40)

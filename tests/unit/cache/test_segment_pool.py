@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,6 +10,7 @@ from hypothesis import strategies as st
 from pyctl.cache.segment_pool import SegmentPool
 from pyctl.cache.snapshot import NOTHING, Block, PromptMatch, Segment, Snapshot, State
 from pyctl.prompt import as_tokens
+from tests.unit.cache.fake_rows import FakeHeldRows, FakeWindow
 
 N = 10
 ROWS = 30
@@ -19,24 +18,6 @@ TOKENS = 4 * N
 STATE = 100
 SEGMENT = TOKENS + ROWS
 """Tokens of a segment, and bytes: of its rows, of its tokens, of a state, and of a segment."""
-
-
-@dataclass(eq=False)
-class OnDevice:
-    """Rows that a device pretends to hold."""
-
-    n_cells: int = N
-    n_bytes: int = ROWS
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """A window of these blocks."""
-
-    blocks: tuple[Block, ...]
-
-    def joined(self, head: Block) -> Block:
-        return np.concatenate([head, *self.blocks])
 
 
 def following(parent: Segment | None = None) -> Segment:
@@ -47,7 +28,8 @@ def following(parent: Segment | None = None) -> Segment:
 def at(segment: Segment, *window: Block) -> Snapshot:
     """Return the snapshot at the end of ``segment``."""
     tokens = as_tokens(range(segment.end))
-    state = State.from_parts(np.zeros(STATE, np.uint8), window=Blocks(window) if window else None)
+    saved_window = FakeWindow(window) if window else None
+    state = State.from_parts(np.zeros(STATE, np.uint8), window=saved_window)
     return Snapshot(PromptMatch(tokens).prefix(segment.end), segment, state)
 
 
@@ -143,7 +125,7 @@ def test_rows_arrive_in_ram_and_leave_it_while_the_device_holds_them() -> None:
     pool = SegmentPool()
     segment = following()
     segment.rows = NOTHING
-    segment.held = OnDevice()
+    segment.held = FakeHeldRows(N, ROWS)
     snapshot = at(segment)
     pool.add_reference(snapshot)
     assert pool.n_bytes == TOKENS + STATE
@@ -170,7 +152,7 @@ def test_only_an_alive_segment_without_rows_takes_some() -> None:
 def test_only_an_alive_segment_on_the_device_does_without_rows() -> None:
     pool = SegmentPool()
     segment = following()
-    segment.held = OnDevice()
+    segment.held = FakeHeldRows(N, ROWS)
     with pytest.raises(ValueError, match="can do without"):
         pool.drop_ram_copy(segment)
     segment.held = None
@@ -182,7 +164,7 @@ def test_only_an_alive_segment_on_the_device_does_without_rows() -> None:
 def test_fixed_snapshots_need_room_for_all_rows_and_others_for_those_in_ram() -> None:
     segment = following()
     segment.rows = NOTHING
-    segment.held = OnDevice()
+    segment.held = FakeHeldRows(N, ROWS)
     snapshot = at(segment)
     assert SegmentPool.n_needed([snapshot]) == SEGMENT + STATE
     assert SegmentPool.n_needed([], [snapshot]) == TOKENS + STATE

@@ -133,8 +133,8 @@ def test_a_section_of_a_known_name_is_its_settings(tmp_path: Path) -> None:
 
 
 def test_fetched_models_that_a_section_names_are_hidden_and_stay_there(tmp_path: Path) -> None:
-    """A downloaded model that a section uses, and its draft, are hidden from the list with
-    `dedup-cache-models`, but a request can still name them.
+    """A downloaded model that a section uses, and its draft, are marked as hidden with
+    `dedup-cache-models`, but stay among the models.
     """
     fetch(
         tmp_path,

@@ -13,21 +13,15 @@ import pytest
 from pyctl.cache.snapshot import NOTHING, Block, Segment, Snapshot
 from pyctl.disk.write_job import CHANGES, JobState, WriteJob, detached_copy
 from pyctl.errors import NotWrittenError
+from tests.unit.cache.fake_rows import FakeHeldRows
 from tests.unit.disk.making import conversation
-
-
-class Cells:
-    """Held rows whose bytes only the device has."""
-
-    n_cells = 20
-    n_bytes = 960
 
 
 def held(made: Snapshot) -> Snapshot:
     """Return the snapshot after its rows have left RAM for the device."""
     for segment in made.chain:
         segment.rows = NOTHING
-        segment.held = Cells()
+        segment.held = FakeHeldRows(20, 960)
     return made
 
 

@@ -19,6 +19,7 @@ from pyctl.disk.write_job import Writing
 from pyctl.disk.write_queue import MAX_CALLS, WriteQueue
 from pyctl.errors import StateError
 from pyctl.prompt import as_tokens
+from tests.unit.cache.fake_rows import FakeHeldRows
 from tests.waiting import until
 
 FULL = OSError(errno.ENOSPC, "full")
@@ -71,12 +72,6 @@ def writes(writer: SlowWriter) -> Iterator[WriteQueue]:
     writes.close(60)
 
 
-class Cells:
-    """Held rows of which the device alone has the bytes."""
-
-    n_cells = n_bytes = 50
-
-
 def snapshot(seed: int, n_held: int = 0, n: int = 50) -> Snapshot:
     """Return a snapshot of one segment, or of ``n_held`` segments that the device holds."""
     tokens = as_tokens(np.random.default_rng(seed).integers(0, 100, n * max(n_held, 1)))
@@ -85,7 +80,7 @@ def snapshot(seed: int, n_held: int = 0, n: int = 50) -> Snapshot:
         segment = Segment(start, tokens[start : start + n], np.full(n, seed, np.uint8), segment)
         if n_held:
             segment.rows = NOTHING
-            segment.held = Cells()
+            segment.held = FakeHeldRows(n, n)
     assert segment is not None
     return Snapshot(
         PromptMatch(tokens).prefix(tokens.size), segment, State.from_parts(np.zeros(4, np.uint8))

@@ -21,6 +21,7 @@ from pyctl.disk.write_queue import RETRY_SECONDS, WriteQueue
 from pyctl.errors import NotWrittenError, StateError
 from pyctl.prompt import as_tokens
 from tests.effort import examples
+from tests.unit.cache.fake_rows import FakeHeldRows
 from tests.unit.engine.drive import ManualClock
 
 ROWS = 10
@@ -33,13 +34,6 @@ SEEDS = st.integers(0, 5)
 
 PICKS = st.integers(0, 5)
 """Which of the snapshots in the cache."""
-
-
-class Cells:
-    """Held rows whose bytes only the device has."""
-
-    n_cells = ROWS
-    n_bytes = ROWS
 
 
 def rows_for(segment: Segment) -> bytes:
@@ -122,7 +116,7 @@ class QueueMachine(RuleBasedStateMachine):
             part = tokens[start : start + ROWS]
             segment = Segment(start, part, NOTHING, segment)
             if is_held:
-                segment.held = Cells()
+                segment.held = FakeHeldRows(ROWS, ROWS)
             else:
                 segment.rows = np.frombuffer(rows_for(segment), np.uint8)
         assert segment is not None

@@ -21,7 +21,7 @@ from pyctl.errors import BusyError, RequestError
 from pyctl.prompt import Prompt
 from tests.fake import FakeBackend
 from tests.unit.engine.drive import ask, collect, engine_of, request, run_all
-from tests.unit.engine.test_scheduler import ENDLESS, KINDS, prompt_of, submit
+from tests.unit.engine.scheduling import ENDLESS, KINDS, prompt_of, submit
 from tests.unit.server.fake import INFO
 
 

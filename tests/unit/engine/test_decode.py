@@ -26,7 +26,7 @@ from tests.effort import examples
 from tests.fake import FakeBackend
 from tests.unit.engine.draft.guesses import Guesses
 from tests.unit.engine.drive import ask, cold, collect, request, run_all
-from tests.unit.engine.test_scheduler import ENDLESS
+from tests.unit.engine.scheduling import ENDLESS
 
 PROMPT = Prompt.from_ids(np.random.default_rng(5).integers(1, 60, 150), [100, 146])
 

@@ -28,7 +28,7 @@ from pyctl.prompt import ImageSpan, Prompt, Tokens, as_tokens, common_prefix
 from tests.effort import examples
 from tests.fake import FakeBackend
 from tests.unit.engine.drive import ask, cold, collect, request
-from tests.unit.engine.test_scheduler import check_held
+from tests.unit.engine.scheduling import check_held
 
 N_CTX = 4096
 

@@ -18,7 +18,7 @@ from pyctl.prompt import Prompt
 from tests.effort import examples
 from tests.fake import FakeBackend
 from tests.unit.engine.drive import Reply, ask, chat, collect, run_all
-from tests.unit.engine.test_scheduler import ENDLESS, KINDS, alone, check_at_rest, submit
+from tests.unit.engine.scheduling import ENDLESS, KINDS, alone, check_at_rest, submit
 
 HEAD = (1, 224)
 

@@ -23,7 +23,7 @@ from pyctl.prompt import Prompt
 from tests.fake import FakeBackend
 from tests.unit.engine.drive import ask, cold, request, tier_on
 from tests.unit.engine.messages import chat
-from tests.unit.engine.test_scheduler import check_held
+from tests.unit.engine.scheduling import check_held
 from tests.unit.server.fake import INFO
 
 LONG = 32_768

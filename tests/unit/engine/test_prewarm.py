@@ -131,8 +131,9 @@ def collect_done(handle: RequestHandle, engine: Engine) -> Done:
 def test_a_request_stops_it_within_one_batch_and_finds_its_own_live_end(
     kind: str, after_steps: int, strips: bool
 ) -> None:
-    """A request that arrives during a prewarm starts in the next step and still resumes where the
-    conversation was live, also if its client kept the whole reply.
+    """A request that arrives during a prewarm starts in the next step, after one batch at most. A
+    client that kept the whole reply still resumes at its live end, unless the prewarm has gone on
+    in the same conversation.
     """
     backend = FakeBackend(kind)
     talk = Talk(engine_of(backend), strips=strips, n=360)
@@ -394,7 +395,7 @@ def served(
 
 def test_it_is_quiet_when_nobody_asks_whoever_asked_last() -> None:
     """The delay of a prewarm counts from the last request of any client, since the engine has to be
-    idle. It ends with the first prewarm if the other end is still parked.
+    idle. The second conversation needs none, since its parked end is as good.
     """
     clock = ManualClock()
     settings = EngineSettings(prewarm=PrewarmDelays(0.05, 1.0, 0))

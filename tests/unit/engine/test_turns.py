@@ -16,7 +16,7 @@ from pyctl.engine.schedule.turns import TURN_SECONDS
 from pyctl.errors import StateError
 from tests.fake import FakeBackend
 from tests.unit.engine.drive import ManualClock, Reply, cold, collect, run_all
-from tests.unit.engine.test_scheduler import ENDLESS, KINDS, check_at_rest, prompt_of, submit
+from tests.unit.engine.scheduling import ENDLESS, KINDS, check_at_rest, prompt_of, submit
 
 KIND = pytest.mark.parametrize("kind", KINDS)
 

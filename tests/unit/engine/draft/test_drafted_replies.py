@@ -23,7 +23,7 @@ from pyctl.prompt import Prompt
 from tests.effort import examples
 from tests.unit.engine.draft.guesses import Continuing, Guesses, RememberingBackend
 from tests.unit.engine.drive import Reply, ask, cold, collect, run_all
-from tests.unit.engine.test_scheduler import check_at_rest, prompt_of, submit
+from tests.unit.engine.scheduling import check_at_rest, prompt_of, submit
 
 ENDLESS = Sampling(temperature=0.0, ignore_eos=True)
 ENDING = Sampling(temperature=0.0)

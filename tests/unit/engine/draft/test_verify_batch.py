@@ -27,7 +27,7 @@ from pyctl.prompt import as_tokens
 from tests.fake import FakeBackend
 from tests.unit.engine.draft.guesses import Guesses, Told
 from tests.unit.engine.drive import ask, request, run_all
-from tests.unit.engine.test_scheduler import alone, prompt_of, submit
+from tests.unit.engine.scheduling import alone, prompt_of, submit
 
 ENDLESS = Sampling(temperature=0.0, ignore_eos=True)
 

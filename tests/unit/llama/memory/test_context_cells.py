@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyctl.cache.snapshot import HeldRows
 from pyctl.errors import OutOfCellsError, StateError
 from pyctl.llama.library import native
 from pyctl.llama.memory.context_cells import ContextCells, DeviceRows, handle_of
+from tests.unit.cache.fake_rows import FakeHeldRows
 
 N_CELLS = 100
 ROW = 3
@@ -141,11 +141,6 @@ def test_a_memory_without_a_context_has_no_images_and_reserves_nothing() -> None
 
 
 def test_rows_of_another_memory_are_refused() -> None:
-    class OtherRows:
-        n_cells = 1
-        n_bytes = 1
-
-    other: HeldRows = OtherRows()
     with pytest.raises(StateError, match="already held"):
-        handle_of(other)
+        handle_of(FakeHeldRows(1, 1))
     assert handle_of(DeviceRows(3, 1, 1)) == 3

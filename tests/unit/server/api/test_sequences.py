@@ -19,7 +19,7 @@ from pyctl.server.server_settings import ServerSettings
 from tests.case import Case
 from tests.fake import FakeBackend
 from tests.unit.engine.drive import AtOnce, engine_of, request
-from tests.unit.engine.test_scheduler import ENDLESS
+from tests.unit.engine.scheduling import ENDLESS
 from tests.unit.server.fake import N_CTX, Bench
 
 HERE = Path("/saved")
