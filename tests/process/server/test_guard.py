@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import subprocess
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
@@ -20,34 +18,18 @@ from pyctl.server.app import create_loading_app
 from pyctl.server.app_state import AppState
 from pyctl.server.guard import KEPT_SECONDS, ConnectionGuard, GuardedHttpProtocol
 from pyctl.server.server_settings import ServerSettings
-from tests.process.server.test_run import line, server
+from tests.process.server.child_server import (
+    closed_after,
+    complaints,
+    connect,
+    is_healthy,
+    line,
+    server,
+    silent,
+)
 from tests.unit.engine.drive import ManualClock
 
 BODY = b'{"prompt": "a", "n_predict": 1}'
-
-
-def connect(address: str) -> socket.socket:
-    parts = urlsplit(address)
-    assert parts.hostname is not None
-    return socket.create_connection((parts.hostname, parts.port or 0), timeout=60)
-
-
-@contextlib.contextmanager
-def silent(address: str, count: int) -> Iterator[list[socket.socket]]:
-    """Open ``count`` connections that send nothing."""
-    with contextlib.ExitStack() as stack:
-        yield [stack.enter_context(connect(address)) for _ in range(count)]
-
-
-def is_healthy(address: str) -> bool:
-    return httpx.get(f"{address}/health", timeout=60).status_code == 200
-
-
-def complaints(process: subprocess.Popen[str]) -> str:
-    process.terminate()
-    assert process.wait(60) == 0
-    assert process.stderr is not None
-    return process.stderr.read()
 
 
 @pytest.mark.parametrize("hard", [1024, 4096], ids=["no more files", "more files if it asks"])
@@ -118,28 +100,6 @@ def test_a_request_with_two_lengths_is_the_last_of_its_connection() -> None:
         assert answer.count(b"HTTP/1.1 200 ") == 1
         assert b"connection: close" in answer.lower()
         complaints(process)
-
-
-def closed_after(connection: socket.socket, drip: bytes = b"") -> bytes:
-    """Return the bytes received until the connection is closed, while ``drip`` is sent again and
-    again.
-    """
-    received = b""
-    end = time.monotonic() + 60
-    connection.settimeout(0.1)
-    while time.monotonic() < end:
-        with contextlib.suppress(
-            ConnectionError, TimeoutError
-        ):  # what came before the end is still to be read
-            connection.sendall(drip)
-        with contextlib.suppress(TimeoutError):
-            try:
-                if not (data := connection.recv(1000)):
-                    return received
-                received += data
-            except ConnectionError:
-                return received
-    raise AssertionError("it is still open")
 
 
 SLOW_BODY = b"POST /completion HTTP/1.1\r\nhost: a\r\ncontent-length: 100000\r\n\r\n"

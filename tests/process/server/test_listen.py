@@ -12,8 +12,12 @@ import pytest
 
 from pyctl.errors import ConfigError
 from pyctl.server.listen import bind
-from tests.process.server.test_guard import complaints, is_healthy
-from tests.process.server.test_run import line, server
+from tests.process.server.child_server import (
+    complaints,
+    is_healthy,
+    line,
+    server,
+)
 
 
 def test_several_addresses_have_the_same_port() -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from tests.process.server.test_guard import complaints, connect
-from tests.process.server.test_run import line, server
+from tests.process.server.child_server import (
+    complaints,
+    connect,
+    line,
+    server,
+)
 
 CLOSE = b"connection: close\r\n\r\n"
 

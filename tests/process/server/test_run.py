@@ -2,11 +2,8 @@ from __future__ import annotations
 
 import signal
 import socket
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 
 import httpx
@@ -19,50 +16,12 @@ from pyctl.server.middleware import MAX_BODY_BYTES, LoadingApp
 from pyctl.server.run import serve
 from pyctl.server.server_settings import ListenSettings, ServerSettings
 from tests.client import HI, Client, events
+from tests.process.server.child_server import (
+    line,
+    server,
+)
 from tests.unit.server.fake import Bench, play
 from tests.waiting import until
-
-ROOT = Path(__file__).resolve().parents[3]
-
-
-@contextmanager
-def server(
-    host: str = "127.0.0.1",
-    port: int = 0,
-    grace: float = 0.1,
-    loading: str = "at once",
-    maximum: int = 512,
-    constants: Sequence[str] = (),
-    files: tuple[int, int] | None = None,
-) -> Iterator[subprocess.Popen[str]]:
-    """Yield a process that serves; ``files`` are its limits of open files, soft and hard."""
-    command = [
-        sys.executable,
-        "-m",
-        "tests.unit.server.child",
-        host,
-        str(port),
-        str(grace),
-        loading,
-        str(maximum),
-        *constants,
-    ]
-    if files is not None:
-        command = ["prlimit", f"--nofile={files[0]}:{files[1]}", *command]
-    process = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        _, complaints = process.communicate()
-    assert "Traceback" not in complaints
-
-
-def line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
