@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,17 @@ import httpx
 import msgspec
 from starlette.types import ASGIApp
 
-__all__ = ["CHAT", "HI", "ChatReply", "Client", "events", "named_events"]
+__all__ = [
+    "CHAT",
+    "HI",
+    "ChatReply",
+    "Client",
+    "LiveStream",
+    "ServerClient",
+    "events",
+    "named_events",
+    "source_of",
+]
 
 CHAT = "/v1/chat/completions"
 
@@ -42,14 +53,14 @@ class Client:
 
         return cls(lambda *args, **kwargs: asyncio.run(send(*args, **kwargs)))
 
-    @classmethod
-    def to_server(cls, url: str, timeout: float = 120.0) -> Client:
-        """Return a client of the server at ``url``, which may take ``timeout`` seconds."""
-
-        def send(method: str, path: str, **kwargs: Any) -> httpx.Response:
-            return httpx.request(method, url + path, **{"timeout": timeout, **kwargs})
-
-        return cls(send)
+    @staticmethod
+    def to_server(
+        url: str, timeout: float = 120.0, headers: Mapping[str, str] | None = None
+    ) -> ServerClient:
+        """Return a client of the server at ``url``, which may take ``timeout`` seconds; ``headers``
+        go along with each request.
+        """
+        return ServerClient(url, timeout, headers or {})
 
     def request(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
         """Send a request with a body of ``json`` or ``content``, and ``headers``."""
@@ -58,6 +69,14 @@ class Client:
     def get(self, path: str, **kwargs: Any) -> httpx.Response:
         """Send a GET."""
         return self._send("GET", path, **kwargs)
+
+    def get_json(self, path: str, **kwargs: Any) -> Any:
+        """Return the JSON that answers a GET. Fails for another status than 200."""
+        return _json_of(self.get(path, **kwargs))
+
+    def delete(self, path: str, **kwargs: Any) -> httpx.Response:
+        """Send a DELETE."""
+        return self._send("DELETE", path, **kwargs)
 
     def options(self, path: str, **kwargs: Any) -> httpx.Response:
         """Send an OPTIONS."""
@@ -70,9 +89,11 @@ class Client:
 
     def post_json(self, path: str, body: Any, **kwargs: Any) -> Any:
         """Return the JSON that answers a POST. Fails for another status than 200."""
-        response = self.post(path, body, **kwargs)
-        assert response.status_code == 200, response.text
-        return response.json()
+        return _json_of(self.post(path, body, **kwargs))
+
+    def tokenize(self, text: str) -> list[int]:
+        """Return the tokens of a text."""
+        return list(self.post_json("/tokenize", {"content": text})["tokens"])
 
     def stream(self, path: str, body: dict[str, Any], **kwargs: Any) -> bytes:
         """Return the events of a stream, as they are sent. Fails for another status than 200."""
@@ -86,6 +107,52 @@ class Client:
         response = self.post(CHAT, {"messages": messages, **fields})
         assert response.status_code == 200, response.text
         return ChatReply(response)
+
+
+class ServerClient(Client):
+    """A client of a server in another process, whose streams are read while they come."""
+
+    def __init__(self, url: str, timeout: float, headers: Mapping[str, str]) -> None:
+        """Reach the server at ``url``, which may take ``timeout`` seconds; send ``headers`` along
+        with each request.
+        """
+        self._url = url
+        self._defaults = {"timeout": timeout, "headers": headers}
+        super().__init__(self._request)
+
+    def _request(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
+        return httpx.request(method, self._url + path, **{**self._defaults, **kwargs})
+
+    @contextmanager
+    def open_stream(self, path: str, body: Mapping[str, Any]) -> Iterator[LiveStream]:
+        """Yield the stream that answers a POST, once its headers are there. Fails for another
+        status than 200.
+        """
+        given = {"json": {**body, "stream": True}, **self._defaults}
+        with httpx.stream("POST", self._url + path, **given) as response:
+            assert response.status_code == 200, response.read()
+            yield LiveStream(response)
+
+
+class LiveStream:
+    """A stream that is being sent; iterating it reads its events, [DONE] aside.
+
+    Its client leaves when the stream is closed, not when the iteration ends.
+    """
+
+    def __init__(self, response: httpx.Response) -> None:
+        self.headers = response.headers
+        self._lines = response.iter_lines()
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for line in self._lines:
+            if line.startswith("data: {"):
+                yield msgspec.json.decode(line.removeprefix("data: "))
+
+
+def _json_of(response: httpx.Response) -> Any:
+    assert response.status_code == 200, response.text
+    return response.json()
 
 
 @dataclass(frozen=True)
@@ -117,8 +184,13 @@ class ChatReply:
     @property
     def source(self) -> str:
         """The tier from which the prompt was restored."""
-        header = self.response.headers["x-pyctl-cache"]
-        return str(header).partition(";")[0].removeprefix("source=")
+        return source_of(self.response)
+
+
+def source_of(response: httpx.Response) -> str:
+    """Return the tier from which the prompt of a reply was restored."""
+    header = str(response.headers["x-pyctl-cache"])
+    return header.partition(";")[0].removeprefix("source=")
 
 
 def events(body: bytes) -> list[Any]:

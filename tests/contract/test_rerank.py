@@ -6,14 +6,15 @@ Runs where LLAMA_SERVER names the binary, as the rest of the contract.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from pyctl.measure.server_process import PYCTL_SERVE, ServerProcess
+from tests.client import Client
 from tests.contract.tiny_bert import write_tiny_bert
 from tools.generator import TINY_RERANK, cached_model
 
@@ -51,21 +52,8 @@ def servers(
         write_tiny_bert(model)
     # A model that reads a text in both directions needs all of it in one batch.
     n_batch = "128" if request.param == "qwen3" else "512"
-    flags = [
-        "-m",
-        str(model),
-        "--rerank",
-        "-c",
-        "4096",
-        "-t",
-        "1",
-        "-ub",
-        n_batch,
-        "-b",
-        n_batch,
-        "-np",
-        "1",
-    ]
+    sizes = shlex.split(f"-c 4096 -t 1 -np 1 -ub {n_batch} -b {n_batch}")
+    flags = ["-m", str(model), "--rerank", *sizes]
     with (
         ServerProcess([LLAMA_SERVER, *flags], directory / "llama-server.log") as theirs,
         ServerProcess([*PYCTL_SERVE, *flags], directory / "pyctl.log") as ours,
@@ -79,9 +67,7 @@ def test_ranks_are_those_of_llama_server(
     servers: list[ServerProcess], body: dict[str, Any]
 ) -> None:
     """Ranks, their order and the errors are llama-server's; scores differ by rounding only."""
-    theirs, ours = (
-        httpx.post(f"{server.url}/v1/rerank", json=body, timeout=60) for server in servers
-    )
+    theirs, ours = (Client.to_server(server.url).post("/v1/rerank", body) for server in servers)
     assert ours.status_code == theirs.status_code, (theirs.text, ours.text)
     expected = theirs.json()
     found = ours.json()
@@ -102,8 +88,6 @@ def test_ranks_are_those_of_llama_server(
 
 def test_of_what_is_longer_than_a_batch(servers: list[ServerProcess]) -> None:
     body = {"query": "q", "documents": ["word " * 4000]}
-    theirs, ours = (
-        httpx.post(f"{server.url}/v1/rerank", json=body, timeout=60) for server in servers
-    )
+    theirs, ours = (Client.to_server(server.url).post("/v1/rerank", body) for server in servers)
     assert ours.status_code == 400, ours.text
     assert theirs.status_code in (400, 500)

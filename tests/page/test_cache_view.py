@@ -14,6 +14,7 @@ from pyctl.measure.server_process import ServerProcess
 from tests.page.browser import Tab, saying
 from tests.page.conftest import SERVE, OpenTab
 from tests.page.test_talk import manual
+from tests.process.conftest import disk_cache
 
 if TYPE_CHECKING:  # it may be missing
     from playwright.sync_api import Route
@@ -109,14 +110,7 @@ def serving(directory: Path) -> ServerProcess:
     """It makes nothing ready: that comes a second after a reply or later, when a test has looked at
     the tree already, and brings back what was dropped.
     """
-    disk = (
-        "--kv-cache-dir",
-        str(directory / "disk"),
-        "--disk-prefix-cache",
-        "full",
-        "--kv-cache-min-tokens",
-        "0",
-    )
+    disk = (*disk_cache(directory / "disk"), "--kv-cache-min-tokens", "0")
     return ServerProcess((*SERVE, *disk, "--no-warm-next"), directory / "log")
 
 

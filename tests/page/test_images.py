@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,12 +36,7 @@ def seeing(
         str(model_path("tiny-hybrid")),
         "--mmproj",
         str(tiny_mmproj),
-        "-c",
-        "2048",
-        "-t",
-        "1",
-        "-n",
-        "6",
+        *shlex.split("-c 2048 -t 1 -n 6"),
     )
     with ServerProcess((*PYCTL_SERVE, *flags), tmp_path_factory.mktemp("images") / "log") as server:
         yield server

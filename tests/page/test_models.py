@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -25,12 +26,7 @@ def two_models(
     flags = (
         "--models-dir",
         str(place / "models"),
-        "--models-max",
-        "1",
-        "--models-patience",
-        "0",
-        "-c",
-        "4096",
+        *shlex.split("--models-max 1 --models-patience 0 -c 4096"),
     )
     with ServerProcess((*PYCTL_SERVE, *flags, "-t", "1"), place / "log") as server:
         yield server

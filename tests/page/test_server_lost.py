@@ -19,6 +19,7 @@ from pyctl.server.server_settings import ServerSettings
 from tests.page.browser import Tab, saying
 from tests.page.conftest import SERVE, OpenTab
 from tests.page.test_cache_view import nodes, shown
+from tests.process.conftest import disk_cache
 
 UNREACHABLE = "net::ERR_"
 """The beginning of the browser's own message when no server answers."""
@@ -35,14 +36,7 @@ def test_the_server_is_restarted_under_the_page(open_tab: OpenTab, tmp_path: Pat
     """A server killed in the middle of a reply leaves the text that came, with an error; once it is
     back the page repeats the request, which is restored from disk.
     """
-    disk = (
-        "--kv-cache-dir",
-        str(tmp_path / "disk"),
-        "--disk-prefix-cache",
-        "full",
-        "--kv-cache-min-tokens",
-        "0",
-    )
+    disk = (*disk_cache(tmp_path / "disk"), "--kv-cache-min-tokens", "0")
     server = ServerProcess((*SERVE, *disk), tmp_path / "log")
     try:
         server.start()

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from pyctl import measure
 from pyctl.llama.library.extension import core
 from pyctl.measure.server_process import clean_environment
-from tests.client import ChatReply, Client
+from tests.client import ChatReply, Client, ServerClient
 from tests.unit.engine.single_precision import F32_ROWS
 from tests.waiting import until
 
+DEFAULT_FLAGS = ["--port", "0", "-c", "8192", "-t", "1", "-ub", "128"]
 F32_FLAGS = ("-ctk", F32_ROWS["type_k"], "-ctv", F32_ROWS["type_v"], "-fa", F32_ROWS["flash_attn"])
 
 
@@ -35,9 +35,9 @@ class Server:
     log_path: Path
 
     @property
-    def client(self) -> Client:
-        """A client of the server."""
-        return Client.to_server(self.url, timeout=300)
+    def client(self) -> ServerClient:
+        """A client of the server. Cold prompts of 32,768 tokens take minutes on a busy machine."""
+        return Client.to_server(self.url, timeout=900)
 
     def chat(self, messages: list[dict[str, Any]], **fields: Any) -> ChatReply:
         """Return the greedy reply to a conversation, of 12 tokens unless ``fields`` have another
@@ -57,6 +57,11 @@ class Server:
     def kill(self) -> None:
         self.process.kill()
         self.process.wait(60)
+
+
+def disk_cache(directory: Path, policy: str = "full") -> tuple[str, ...]:
+    """Return the flags of a cache directory, and of what is written there."""
+    return ("--kv-cache-dir", str(directory), "--disk-prefix-cache", policy)
 
 
 def package_copy(directory: Path) -> tuple[Path, str]:
@@ -103,7 +108,7 @@ def lengths_on_disk(server: Server) -> list[int]:
     """Return the lengths of the snapshots in the index, also after a kill; their files were there a
     moment before.
     """
-    body = httpx.get(f"{server.url}/cache").json()
+    body = server.client.get_json("/cache")
     found = [entry["n"] for entry in body["stored"]]
     nodes = body["prefixes"]
     while nodes:
@@ -114,11 +119,6 @@ def lengths_on_disk(server: Server) -> list[int]:
 
 def n_on_disk(server: Server) -> int:
     return len(lengths_on_disk(server))
-
-
-def source_of(response: httpx.Response) -> str:
-    """Return the tier from which the prompt of a reply was restored."""
-    return response.headers["x-pyctl-cache"].partition(";")[0].removeprefix("source=")
 
 
 @pytest.fixture(scope="module")
@@ -137,25 +137,12 @@ def start(
         """Start a server and wait until it answers."""
         directory = tmp_path_factory.mktemp("server")
         log_path = directory / "log"
-        program = (
-            ["-c", f"{before}\nimport runpy; runpy.run_module('pyctl')"]
-            if before
-            else ["-m", "pyctl"]
-        )
-        path = model_path(name) if name else None
-        command = [sys.executable, *program, "serve", *(["-m", str(path)] if path else [])]
-        command += [
-            "--port",
-            "0",
-            "-c",
-            "8192",
-            "-t",
-            "1",
-            "-ub",
-            "128",
-            *(F32_FLAGS if is_f32 else ()),
-            *flags,
-        ]
+        program = ["-m", "pyctl"]
+        if before:
+            program = ["-c", f"{before}\nimport runpy; runpy.run_module('pyctl')"]
+        model = ["-m", str(model_path(name))] if name else []
+        rows = F32_FLAGS if is_f32 else ()
+        command = [sys.executable, *program, "serve", *model, *DEFAULT_FLAGS, *rows, *flags]
         with log_path.open("wb") as log:
             process = subprocess.Popen(command, stderr=log, env=clean_environment())
         server = Server(process, "", log_path)
@@ -166,7 +153,7 @@ def start(
         assert process.poll() is None, server.log()
         (address,) = re.findall(r"\n  OpenAI +(http://\S+)/v1\n", server.log())
         server.url = str(address)
-        assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}
+        assert server.client.get_json("/health") == {"status": "ok"}
         return server
 
     yield run

@@ -18,10 +18,10 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.client import CHAT
 from tests.process.conftest import Server
 
-CHAT = "/v1/chat/completions"
-QUESTION = {
+QUESTION: dict[str, Any] = {
     "messages": [{"role": "user", "content": "What is the answer?"}],
     "max_tokens": 24,
     "temperature": 0,
@@ -51,13 +51,10 @@ def healthy_as_before(server: Server) -> Iterator[None]:
 
 
 def answers(server: Server) -> list[str]:
-    with httpx.Client(base_url=server.url, timeout=60) as client:
-        assert client.get("/health").json() == {"status": "ok"}
-        bodies = [
-            client.post(CHAT, json={**QUESTION, "cache_prompt": cached}).json()
-            for cached in (False, True)
-        ]
-    return [body["choices"][0]["message"]["content"] for body in bodies]
+    """Return the reference answer, cold and cached."""
+    client = server.client
+    assert client.get_json("/health") == {"status": "ok"}
+    return [client.chat(**QUESTION, cache_prompt=cached).text for cached in (False, True)]
 
 
 async def post_all(server: Server, requests: list[tuple[str, Any]]) -> list[int]:
@@ -72,10 +69,6 @@ async def post_all(server: Server, requests: list[tuple[str, Any]]) -> list[int]
             return (await client.post(path, content=content)).status_code
 
         return await asyncio.gather(*(post(path, body) for path, body in requests))
-
-
-def post(server: Server, path: str, body: bytes | str) -> httpx.Response:
-    return httpx.post(f"{server.url}{path}", content=body, timeout=120)
 
 
 def resident_mib(server: Server) -> float:
@@ -209,7 +202,7 @@ def test_a_slow_request_is_served(server: Server) -> None:
 )
 def test_bodies_of_50_megabytes(server: Server, path: str, body: Callable[[], bytes]) -> None:
     before = resident_mib(server)
-    response = post(server, path, body())
+    response = server.client.post(path, content=body())
     assert response.status_code in (404, 413)
     assert resident_mib(server) - before < 100
 
@@ -258,7 +251,7 @@ def nested(depth: int) -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize("depth", [200, 990, 100_000])
 def test_deep_json(server: Server, depth: int) -> None:
     for path, body in nested(depth):
-        response = post(server, path, body)
+        response = server.client.post(path, content=body)
         assert response.status_code < 500 or response.status_code == 501, body[:80]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -117,14 +118,7 @@ def test_chat_through_a_pipe_in_process(model_path: Callable[[str], Path]) -> No
         "chat",
         "-m",
         str(model_path("tiny-hybrid")),
-        "-c",
-        "4096",
-        "-n",
-        "12",
-        "--temp",
-        "0",
-        "-t",
-        "1",
+        *shlex.split("-c 4096 -n 12 --temp 0 -t 1"),
     ]
     result = pyctl(*flags, "--lines", stdin="hello there\nand again\n")
     assert result.returncode == 0

@@ -4,14 +4,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+import shlex
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
+from tests.client import events, named_events
 from tests.process.client_sessions import CHAT, MESSAGES, RESPONSES, SESSIONS, Asked, Replied
 from tests.process.conftest import Server
 from tests.unit.chat.conftest import unpacked
@@ -28,25 +29,8 @@ UNMARKED = 512
 @pytest.fixture(scope="module")
 def server(start: Callable[..., Server]) -> Server:
     template = unpacked("templates/Qwen3.5-4B.jinja")
-    flags = [
-        "--chat-template-file",
-        str(template),
-        "-c",
-        "65536",
-        "-np",
-        "4",
-        "-ub",
-        "512",
-        "-n",
-        "400",
-    ]
+    flags = ["--chat-template-file", str(template), *shlex.split("-c 65536 -np 4 -ub 512 -n 400")]
     return start("tiny-hybrid", *flags)
-
-
-def events(response: httpx.Response) -> Iterator[Any]:
-    for line in response.iter_lines():
-        if line.startswith("data: ") and line != "data: [DONE]":
-            yield json.loads(line.removeprefix("data: "))
 
 
 def whole(reply: Any) -> Any:
@@ -105,17 +89,20 @@ def by_completion(found: list[Any]) -> Replied:
 READERS = {CHAT: by_chat, MESSAGES: by_messages, RESPONSES: by_responses}
 
 
-def ask(client: httpx.Client, asked: Asked) -> tuple[Replied, int, int]:
+def events_of(asked: Asked, response: httpx.Response) -> list[Any]:
+    """Return the events of a reply, or the whole reply as one."""
+    if not asked.body.get("stream"):
+        return [whole(response.json())]
+    if asked.path in (MESSAGES, RESPONSES):
+        return named_events(response.content)
+    return [event for event in events(response.content) if event != "[DONE]"]
+
+
+def send(server: Server, asked: Asked) -> tuple[Replied, int, int]:
     """Return the reply, and how many tokens of its prompt were cached and evaluated."""
-    with client.stream("POST", asked.path, json=asked.body) as response:
-        if response.status_code != 200:
-            response.read()
-        assert response.status_code == 200, response.text
-        found = (
-            list(events(response))
-            if asked.body.get("stream")
-            else [whole(json.loads(response.read()))]
-        )
+    response = server.client.post(asked.path, asked.body)
+    assert response.status_code == 200, response.text
+    found = events_of(asked, response)
     counts = dict(part.split("=") for part in response.headers["x-pyctl-cache"].split("; "))
     reply = READERS.get(asked.path, by_completion)(found)
     usage = [event.get("usage") or event.get("response", {}).get("usage") or {} for event in found]
@@ -130,21 +117,18 @@ def test_a_session_is_served_and_each_turn_evaluates_what_is_new(server: Server,
     """
     session = SESSIONS[name]()
     last: dict[str, tuple[int, int]] = {}
-    with httpx.Client(base_url=server.url, timeout=120) as client:
-        asked = next(session)
-        while True:
-            reply, cached, evaluated = ask(client, asked)
-            if asked.thread in last:
-                n_prompt, n_reply = last[asked.thread]
-                known = (
-                    n_prompt + n_reply
-                    if asked.known == "and reply"
-                    else int(n_prompt * asked.known)
-                )
-                slack = SLACK if asked.path != "/completion" else UNMARKED
-                assert cached > known - slack, f"{cached} of {known} tokens that were known"
-            last[asked.thread] = cached + evaluated, reply.n_tokens
-            try:
-                asked = session.send(reply)
-            except StopIteration:
-                break
+    asked: Asked | None = next(session)
+    while asked is not None:
+        reply, cached, evaluated = send(server, asked)
+        if asked.thread in last:
+            n_prompt, n_reply = last[asked.thread]
+            known = (
+                n_prompt + n_reply if asked.known == "and reply" else int(n_prompt * asked.known)
+            )
+            slack = SLACK if asked.path != "/completion" else UNMARKED
+            assert cached > known - slack, f"{cached} of {known} tokens that were known"
+        last[asked.thread] = cached + evaluated, reply.n_tokens
+        try:
+            asked = session.send(reply)
+        except StopIteration:
+            asked = None

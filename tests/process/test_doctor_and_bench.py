@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,20 +17,7 @@ from pyctl.measure.server_process import clean_environment
 from pyctl.model_files import builtin_model
 from tests.waiting import until
 
-SMALL = (
-    "--depths",
-    "300",
-    "600",
-    "--quick",
-    "-t",
-    "1",
-    "-c",
-    "4096",
-    "-np",
-    "1",
-    "--spec-type",
-    "ngram-simple",
-)
+SMALL = shlex.split("--depths 300 600 --quick -t 1 -c 4096 -np 1 --spec-type ngram-simple")
 """Drafts that no head makes save a start."""
 
 

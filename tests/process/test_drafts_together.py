@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.process.conftest import Server
@@ -43,18 +42,8 @@ def test_clients_side_by_side_get_what_they_asked_for(
     start: Callable[..., Server], name: str, flags: list[str]
 ) -> None:
     """Four sequences and too few cells, each reply with limits of its own."""
-    server = start(
-        name,
-        "--spec-type",
-        ALL,
-        "--spec-ngram-simple-size-n",
-        "2",
-        "-np",
-        "4",
-        "-c",
-        "2048",
-        *flags,
-    )
+    drafts = ("--spec-type", ALL, "--spec-ngram-simple-size-n", "2")
+    server = start(name, *drafts, "-np", "4", "-c", "2048", *flags)
     whole = completed(server, TEXT * 4, 90)["content"]
     word = whole[30:33]
 
@@ -94,7 +83,7 @@ def test_clients_side_by_side_get_what_they_asked_for(
             assert all(0 < each["prob"] <= 1 for each in probs)
     if flags:
         assert sum(drafts_of(reply)[1] for reply in replies.values()) > 100
-    assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}
+    assert server.client.get_json("/health") == {"status": "ok"}
     assert not re.search(r"Traceback|internal error|draft source", server.log()), server.log()
     assert server.stop() == 0
 
@@ -104,15 +93,8 @@ def test_a_small_model_drafts_beside_the_others(
     start: Callable[..., Server], model_path: Callable[[str], Path], small: str
 ) -> None:
     """For four at once, with too few cells for all."""
-    flags = [
-        "--spec-type",
-        "ngram-simple,cache,draft-simple",
-        "-md",
-        str(model_path(small)),
-        "--exact",
-        "-np",
-        "4",
-    ]
+    types = "ngram-simple,cache,draft-simple"
+    flags = ["--spec-type", types, "-md", str(model_path(small)), "--exact", "-np", "4"]
     server = start("tiny-hybrid", *flags, "-c", "2048")
     alone = completed(server, TEXT * 8, 150, cache_prompt=False)
     with ThreadPoolExecutor(8) as pool:

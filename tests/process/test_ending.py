@@ -5,8 +5,8 @@ hangs.
 from __future__ import annotations
 
 import contextlib
-import json
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,12 +14,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from pyctl.measure.server_process import clean_environment
-from tests.process.conftest import Server, n_on_disk
+from tests.process.conftest import Server, disk_cache, n_on_disk
 from tests.process.test_ops import ask_questions
 from tests.waiting import until
 
@@ -27,7 +28,7 @@ Start = Callable[..., Server]
 
 MESSAGES = "<|im_start|>user\nx<|im_end|>\n" * 5 + "<|im_start|>user\n"
 LONG = {"prompt": [MESSAGES, *[5] * 12000], "n_predict": 4000, "ignore_eos": True}
-LONG |= {"stream": True, "return_progress": True}
+LONG |= {"return_progress": True}
 """A batch of 12,000 tokens, since it ends nowhere within a later message, and a reply."""
 
 ENDLESS = """
@@ -58,23 +59,23 @@ DEAF = ENDLESS + "evaluation_control.EvaluationControl.interrupt = lambda self: 
 
 
 @contextlib.contextmanager
-def in_a_long_batch(server: Server) -> Iterator[list[str]]:
-    """Yield the lines of a stream whose prompt is being evaluated, on a server that is
+def in_a_long_batch(server: Server) -> Iterator[list[dict[str, Any]]]:
+    """Yield the events of a stream whose prompt is being evaluated, on a server that is
     `ENDLESS`.
     """
-    lines: list[str] = []
+    events: list[dict[str, Any]] = []
 
     def read() -> None:
         with (
             contextlib.suppress(httpx.HTTPError),
-            httpx.stream("POST", f"{server.url}/completion", json=LONG, timeout=120) as response,
+            server.client.open_stream("/completion", LONG) as stream,
         ):
-            lines.extend(response.iter_lines())
+            events.extend(stream)
 
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
     until(lambda: "a long batch begins" in server.log())
-    yield lines
+    yield events
     reader.join(60)
 
 
@@ -87,17 +88,16 @@ def test_sigterm_in_a_long_batch_stops_it_and_keeps_the_other_conversations(
     """SIGTERM interrupts a batch that would run on, ends its stream with an error, and saves the
     other conversations: a shutdown neither waits for a long prompt nor loses the cache.
     """
-    flags = (*LARGE, "--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "auto")
+    flags = (*LARGE, *disk_cache(tmp_path, "auto"))
     server = start("tiny-hybrid", *flags, before=ENDLESS)
     first = ask_questions(server, "What is in chapter one?")
-    with in_a_long_batch(server) as lines:
+    with in_a_long_batch(server) as events:
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(60) == 0, server.log()
     log = server.log()
     assert "Traceback" not in log
     assert len(log.splitlines()) < 30
-    last = [line for line in lines if line.startswith(("data:", "error:"))][-1]
-    assert "error" in json.loads(last.split(":", 1)[1])
+    assert "error" in events[-1]
     again = start("tiny-hybrid", *flags)
     resumed = ask_questions(again, "What is in chapter one?")
     assert first.timings["cache_n"] == 0
@@ -124,8 +124,9 @@ def test_sigterm_while_a_text_is_tokenised_is_an_end_like_any_other(start: Start
     free.
     """
     server = start("tiny-hybrid", before=TELLING)
+    impatient = httpx.Timeout(60, read=0.5)  # sending 18 MB may take longer
     with contextlib.suppress(httpx.ReadTimeout):
-        httpx.post(f"{server.url}/tokenize", json={"content": ["ab " * 300_000] * 20}, timeout=0.5)
+        server.client.post("/tokenize", {"content": ["ab " * 300_000] * 20}, timeout=impatient)
     until(lambda: "a long text is tokenised" in server.log())
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(60) == 0, server.log()
@@ -133,7 +134,7 @@ def test_sigterm_while_a_text_is_tokenised_is_an_end_like_any_other(start: Start
 
 
 def test_a_closed_terminal_loses_nothing(start: Start, tmp_path: Path) -> None:
-    flags = ("--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "auto")
+    flags = disk_cache(tmp_path, "auto")
     server = start("tiny-hybrid", *flags)
     ask_questions(server, "What is in chapter one?")
     server.process.send_signal(signal.SIGHUP)
@@ -155,26 +156,8 @@ def test_a_chat_that_is_ended_writes_its_cache(tmp_path: Path, number: signal.Si
     disk, so that closing a terminal costs no cache.
     """
     directory = tmp_path / "cache"
-    flags = (
-        "-c",
-        "2048",
-        "--temp",
-        "0",
-        "--kv-cache-dir",
-        str(directory),
-        "--kv-cache-min-tokens",
-        "16",
-    )
-    command = [
-        sys.executable,
-        "-m",
-        "pyctl",
-        "chat",
-        "--lines",
-        *flags,
-        "--disk-prefix-cache",
-        "full",
-    ]
+    chat_flags = shlex.split("chat --lines -c 2048 --temp 0 --kv-cache-min-tokens 16")
+    command = [sys.executable, "-m", "pyctl", *chat_flags, *disk_cache(directory)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, **pipes, env=clean_environment()) as chat:
         assert chat.stdin is not None
@@ -195,7 +178,7 @@ def test_a_chat_that_is_ended_writes_its_cache(tmp_path: Path, number: signal.Si
 
 def takes_connections(server: Server) -> bool:
     try:
-        httpx.get(f"{server.url}/health")
+        server.client.get("/health")
     except httpx.TransportError as error:  # others mean that it was taken, and given up
         return not isinstance(error, httpx.ConnectError)
     return True
@@ -225,9 +208,7 @@ LlamaBackend.decode = fault
 """A statement comes in place of decoding."""
 
 
-def stream(server: Server) -> str:
-    body = {"prompt": "Once upon a time", "n_predict": 9, "stream": True, "ignore_eos": True}
-    return httpx.post(f"{server.url}/completion", json=body, timeout=60).text
+STREAMED = {"prompt": "Once upon a time", "n_predict": 9, "stream": True, "ignore_eos": True}
 
 
 @pytest.mark.parametrize(
@@ -235,10 +216,9 @@ def stream(server: Server) -> str:
 )
 def test_lost_engine_ends_streams_with_an_error_and_exit_code_1(start: Start, fault: str) -> None:
     server = start("tiny-hybrid", "--stall-timeout", "3", before=FAULTY.format(fault=fault))
-    text = stream(server)
-    assert '"error"' in text
+    assert '"error"' in server.client.post("/completion", STREAMED).text
     with contextlib.suppress(httpx.TransportError):  # it may be gone already
-        assert httpx.get(f"{server.url}/health").status_code == 503
+        assert server.client.get("/health").status_code == 503
     assert server.process.wait(60) == 1, server.log()
     assert "the server exits" in server.log()
 
@@ -264,11 +244,11 @@ LlamaBackend.decode = full
 def test_a_gpu_without_memory_ends_the_server_with_the_cache_on_disk(
     start: Start, tmp_path: Path
 ) -> None:
-    flags = "--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "spill"
+    flags = disk_cache(tmp_path, "spill")
     server = start("tiny-hybrid", *flags, before=FULL)
     ask_questions(server, "What is in chapter one?")
     assert n_on_disk(server) == 0, "all is written in the end"
-    assert "CUDA error: out of memory" in stream(server)
+    assert "CUDA error: out of memory" in server.client.post("/completion", STREAMED).text
     assert server.process.wait(60) == 1, server.log()
     assert (
         "critical: the server exits: llama.cpp has failed: CUDA error: out of memory\n"
@@ -311,9 +291,7 @@ def test_a_gpu_without_memory_at_the_start_is_told(model_path: Callable[[str], P
 
 
 def test_what_cannot_be_written_is_told_by_the_exit_code(start: Start, tmp_path: Path) -> None:
-    server = start(
-        "tiny-hybrid", "--kv-cache-dir", str(tmp_path / "cache"), "--disk-prefix-cache", "auto"
-    )
+    server = start("tiny-hybrid", *disk_cache(tmp_path / "cache", "auto"))
     ask_questions(server, "What is in chapter one?")
     # The directory goes away, and a file takes its place: nothing can be written there.
     for path in (tmp_path / "cache").iterdir():

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.process.conftest import Server
@@ -71,6 +70,5 @@ def server(start: Callable[..., Server]) -> Server:
 @pytest.mark.parametrize("name", REQUESTS)
 def test_a_number_keeps_its_digits(server: Server, name: str) -> None:
     path, body, text_of = REQUESTS[name]
-    reply = httpx.post(f"{server.url}{path}", json={"model": "any", **body}, timeout=60)
-    assert reply.status_code == 200, reply.text
-    assert json.loads(text_of(reply.json())) == {"id": ID}
+    reply = server.client.post_json(path, {"model": "any", **body})
+    assert json.loads(text_of(reply)) == {"id": ID}

@@ -6,11 +6,10 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
 import pytest
 
 from pyctl.llama.library.extension import LIBRARIES, library_file, library_versions
-from tests.process.conftest import Server, package_copy, source_of
+from tests.process.conftest import Server, disk_cache, package_copy
 from tests.process.conftest import pyctl as run
 
 SYSTEM = {"role": "system", "content": "You keep the manual of the north gate. " * 25}
@@ -89,13 +88,7 @@ def test_it_says_what_is_lost_and_serves_exactly(
     replies = list[str]()
     sources = list[str]()
     for directory in ("kv", "kv", "none"):
-        flags = (
-            "--exact",
-            "--kv-cache-dir",
-            str(tmp_path / directory),
-            "--disk-prefix-cache",
-            "full",
-        )
+        flags = ("--exact", *disk_cache(tmp_path / directory))
         server = start("tiny-hybrid", *flags, before=before)
         is_by_class = misfit is losing_tokens  # some classes of memory pass their trial
         start_of_line = "without rows of " if is_by_class else "without the extension ("
@@ -103,30 +96,21 @@ def test_it_says_what_is_lost_and_serves_exactly(
         assert REASONS[misfit] in line
         assert ("whole sequences are saved" if is_by_class else "one request at a time") in line
         for user in (FIRST, SECOND):
-            body = {
-                "messages": [SYSTEM, user],
-                "max_tokens": 12,
-                "temperature": 0,
-                "cache_prompt": directory == "kv",
-            }
-            response = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
-            replies.append(response.json()["choices"][0]["message"]["content"])
-            sources.append(source_of(response))
-        assert REASONS[misfit] in httpx.get(f"{server.url}/props").json()["build_info"]
+            reply = server.chat([SYSTEM, user], cache_prompt=directory == "kv")
+            replies.append(reply.text)
+            sources.append(reply.source)
+        assert REASONS[misfit] in server.client.get_json("/props")["build_info"]
         assert server.stop() == 0
     assert replies[:2] == replies[2:4] == replies[4:], "in RAM, from disk, cold"
     assert sources[2] == "disk"
 
 
 def test_files_are_not_those_of_the_extension(start: Callable[..., Server], tmp_path: Path) -> None:
-    flags = ("--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "full")
-    body = {"messages": [SYSTEM, FIRST], "max_tokens": 1, "temperature": 0}
+    flags = disk_cache(tmp_path)
     sources = []
     for more in ((), ("--no-extension",), (), ("--no-extension",)):
         server = start("tiny-moe", *flags, *more)
-        sources.append(
-            source_of(httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60))
-        )
+        sources.append(server.chat([SYSTEM, FIRST], max_tokens=1).source)
         assert server.stop() == 0
     assert sources == ["none", "none", "disk", "disk"]
 

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from pyctl.measure.server_process import clean_environment
+from tests.case import Case
+from tests.client import CHAT
 from tests.pictures import image_bytes
 from tests.process.conftest import Server
 
@@ -80,11 +81,8 @@ def test_a_broken_image_is_refused_before_a_stream_begins(server: Server) -> Non
     before = server.client.chat(**asked(shown("What is this?", PNG))).text
     for data in (JPEG[:400], bytes(broken), b"\x89PNG\r\n\x1a\n" + b"\0" * 100):
         body = asked(shown("x", PNG, data), stream=True)
-        response = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
-        assert response.status_code == 400, response.text[:300]
-        assert response.json()["error"]["message"].startswith("messages[1].content[1]: the "), (
-            response.text
-        )
+        message = Case(CHAT, body, 400, "messages[1].content[1]: the ").check(server.client)
+        assert message.startswith("messages[1]")
     assert server.client.chat(**asked(shown("What is this?", PNG))).text == before
     assert "ERROR" not in server.log()
 

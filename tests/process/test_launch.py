@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -74,14 +75,7 @@ def test_a_server_lives_as_long_as_the_program_and_the_next_one_resumes(
     flags = [
         "-m",
         str(model_path("tiny-hybrid")),
-        "-c",
-        "8192",
-        "-t",
-        "1",
-        "--port",
-        "0",
-        "--api-key",
-        "sesame",
+        *shlex.split("-c 8192 -t 1 --port 0 --api-key sesame"),
     ]
     flags += ["--kv-cache-dir", str(tmp_path / "kv"), "--", "--go", "on"]
     sources = []

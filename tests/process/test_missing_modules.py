@@ -6,16 +6,11 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
 import pytest
 
 from tests.process.conftest import Server, package_copy
 
-BODY = {
-    "messages": [{"role": "user", "content": "north gate, " * 40}],
-    "max_tokens": 12,
-    "temperature": 0,
-}
+MESSAGES = [{"role": "user", "content": "north gate, " * 40}]
 
 FEATURES = {
     "drafts": (["--spec-type", "draft-mtp", "--metrics"], "draft model disabled"),
@@ -69,9 +64,7 @@ def test_its_feature_is_off_and_the_model_is_served(
     replies = []
     for before in ("", statements):
         server = start("tiny-hybrid-nextn", "--exact", *flags, before=before)
-        replies.append(
-            httpx.post(f"{server.url}/v1/chat/completions", json=BODY, timeout=60).json()["choices"]
-        )
+        replies.append(server.chat(MESSAGES).body["choices"])
         assert server.stop() == 0
     lost = [line for line in server.log().splitlines() if "without the extension" in line]
     assert len(lost) == 1

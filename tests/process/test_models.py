@@ -4,18 +4,19 @@ switches.
 
 from __future__ import annotations
 
-import json
 import random
+import shlex
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
-from tests.process.conftest import Server, source_of
+from tests.case import Case
+from tests.client import CHAT
+from tests.process.conftest import Server, disk_cache
 from tests.waiting import until
 
 NAMES = ("hybrid", "dense", "embed")
@@ -28,39 +29,23 @@ def user(seed: object, n: int = 300) -> dict[str, str]:
     }
 
 
-def post(server: Server, path: str, body: dict[str, Any]) -> httpx.Response:
-    return httpx.post(server.url + path, json=body, timeout=120)
-
-
-def ask(
-    server: Server, model: str, messages: list[dict[str, str]], **fields: Any
-) -> httpx.Response:
-    body = {
-        "model": model,
-        "messages": messages,
-        "max_tokens": 8,
-        "temperature": 0,
-        "n_probs": 4,
-        **fields,
-    }
-    response = post(server, "/v1/chat/completions", body)
-    assert response.status_code == 200, response.text
-    return response
-
-
-def bits(response: httpx.Response) -> tuple[Any, ...]:
-    """Return a reply with its log-probabilities, which differ if one bit of the logits does."""
-    (choice,) = response.json()["choices"]
-    return choice["message"]["content"], choice["logprobs"]["content"]
+BITS: dict[str, Any] = {"max_tokens": 8, "n_probs": 4}
+"""Fields of replies whose log-probabilities are compared."""
 
 
 def embedding(server: Server) -> Any:
     body = {"model": "embed", "input": "the north gate"}
-    return post(server, "/v1/embeddings", body).json()["data"][0]["embedding"]
+    return server.client.post_json("/v1/embeddings", body)["data"][0]["embedding"]
+
+
+def change(server: Server, verb: str, model: str) -> None:
+    """Load or unload a model."""
+    body = {"model": model}
+    assert server.client.post_json(f"/models/{verb}", body) == {"success": True}
 
 
 def states(server: Server) -> dict[str, str]:
-    body = httpx.get(f"{server.url}/v1/models").json()
+    body = server.client.get_json("/v1/models")
     return {model["id"]: model["status"]["value"] for model in body["data"]}
 
 
@@ -117,13 +102,14 @@ def test_requests_for_all_models_at_once_are_all_answered(
             name = NAMES[number % 3]
             if name == "embed":
                 return len(embedding(server)) and 200
-            return ask(server, name, [user(number)], stream=number % 2 == 0).status_code
+            body = {"model": name, "messages": [user(number)], "max_tokens": 8}
+            return server.client.post(CHAT, {**body, "stream": number % 2 == 0}).status_code
 
         with ThreadPoolExecutor(20) as pool:
             assert list(pool.map(one, range(21))) == [200] * 21
         assert sum(state == "loaded" for state in states(server).values()) <= int(maximum)
         used = sum(
-            httpx.get(f"{server.url}/cache?model={name}").json()["bytes"]["resident"]
+            server.client.get_json(f"/cache?model={name}")["bytes"]["resident"]
             for name in ("hybrid", "dense")
         )
         assert 0 < used <= 2**20, "one budget for all"
@@ -139,43 +125,35 @@ def test_names_and_states(start: Callable[..., Server], preset: Callable[..., Pa
         "", "--models-preset", str(path), "--models-max", "1", "--metrics", "--models-patience", "0"
     )
     until(lambda: states(server)["dense"] == "loaded")
-    for body, status, message in (
-        ({"messages": [user(0)]}, 400, "model name is missing from the request"),
-        ({"model": "nope", "messages": [user(0)]}, 400, "model 'nope' not found"),
+    client = server.client
+    messages = [user(0)]
+    for path, model, message in (
+        (CHAT, {}, "model name is missing from the request"),
+        (CHAT, {"model": "nope"}, "model 'nope' not found"),
+        (f"{CHAT}?autoload=false", {"model": "h"}, "model is not loaded"),
     ):
-        response = post(server, "/v1/chat/completions", body)
-        assert response.status_code == status
-        assert response.json()["error"]["message"] == message
-    refused = post(
-        server, "/v1/chat/completions?autoload=false", {"model": "h", "messages": [user(0)]}
-    )
-    assert refused.status_code == 400
-    assert refused.json()["error"]["message"] == "model is not loaded"
-    assert post(
-        server, "/v1/messages", {"model": "claude", "max_tokens": 4, "messages": [user(0)]}
-    ).json()["model"]
+        case = Case(path, {**model, "messages": messages}, 400, message)
+        assert case.check(client) == message
+    asked = {"model": "claude", "max_tokens": 4, "messages": messages}
+    assert client.post_json("/v1/messages", asked)["model"]
     assert states(server) == {"hybrid": "loaded", "dense": "unloaded", "embed": "unloaded"}
     # Counting tokens needs no weights, so an unloaded model answers.
-    assert (
-        len(post(server, "/tokenize", {"model": "dense", "content": "abc"}).json()["tokens"]) == 3
-    )
+    counted = client.post_json("/tokenize", {"model": "dense", "content": "abc"})
+    assert len(counted["tokens"]) == 3
     assert states(server)["dense"] == "unloaded"
     assert "switched to hybrid in" in server.log()
-    assert httpx.get(f"{server.url}/props?model=h").json()["model_alias"] == "hybrid"
-    assert httpx.get(f"{server.url}/props").json()["role"] == "router"
-    text = httpx.get(f"{server.url}/metrics").text
+    assert client.get_json("/props?model=h")["model_alias"] == "hybrid"
+    assert client.get_json("/props")["role"] == "router"
+    text = client.get("/metrics").text
     assert 'pyctl_model_loaded{model="hybrid"} 1' in text
     assert 'llamacpp:tokens_predicted_total{model="hybrid"}' in text
-    assert (
-        post(server, "/models/load", {"model": "h"}).json()["error"]["message"]
-        == "model is already running"
-    )
-    assert post(server, "/models/load", {"model": "dense"}).json() == {"success": True}
+    Case("/models/load", {"model": "h"}, 400, "model is already running").check(client)
+    change(server, "load", "dense")
     until(lambda: states(server)["dense"] == "loaded")
-    assert post(server, "/models/unload", {"model": "dense"}).json() == {"success": True}
+    change(server, "unload", "dense")
     until(lambda: states(server)["dense"] == "unloaded")
-    assert post(server, "/models/unload", {"model": "dense"}).status_code == 400
-    assert post(server, "/models/load", {"model": "nope"}).status_code == 404
+    Case("/models/unload", {"model": "dense"}, 400, "model is not running").check(client)
+    Case("/models/load", {"model": "nope"}, 404, "not found").check(client)
     assert server.stop() == 0
 
 
@@ -186,32 +164,23 @@ def test_an_unload_ends_replies_that_take_longer_than_its_patience(
     model stay in RAM for when it is loaded again.
     """
     server = start("", "--models-preset", str(preset(embed=EMBED, hybrid="stop-timeout = 0.2")))
-    ask(server, "hybrid", [user(0)])
-    body = {
-        "model": "hybrid",
-        "messages": [user(1)],
-        "max_tokens": 7000,
-        "stream": True,
-        "ignore_eos": True,
-    }
-    with httpx.stream(
-        "POST", f"{server.url}/v1/chat/completions", json=body, timeout=120
-    ) as response:
-        lines = response.iter_lines()
-        next(lines)
-        assert post(server, "/models/unload", {"model": "hybrid"}).json() == {"success": True}
-        events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
-    assert events[-1]["error"]["message"] == "the model hybrid was unloaded"
+    server.chat([user(0)], model="hybrid")
+    body = {"messages": [user(1)], "max_tokens": 7000, "ignore_eos": True}
+    with server.client.open_stream(CHAT, {"model": "hybrid", **body}) as stream:
+        events = iter(stream)
+        next(events)
+        change(server, "unload", "hybrid")
+        *_, last = events
+    assert last["error"]["message"] == "the model hybrid was unloaded"
     until(lambda: states(server)["hybrid"] == "unloaded")
-    assert source_of(ask(server, "hybrid", [user(0)])) == "ram", (
-        "it comes back with what it remembers"
-    )
+    again = server.chat([user(0)], model="hybrid")
+    assert again.source == "ram", "it comes back with what it remembers"
     assert server.stop() == 0
 
 
 def snapshot_bytes(server: Server) -> float:
     """Return bytes of the snapshots of all models."""
-    lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+    lines = server.client.get("/metrics").text.splitlines()
     return sum(
         float(line.rpartition(" ")[2])
         for line in lines
@@ -252,11 +221,11 @@ class Talks:
             if len(messages) > 6:
                 del messages[2:]  # an edit
             messages.append(user((name, number, len(messages))))
-            reply = ask(server, name, messages)
-            assert bits(reply) == bits(ask(self.alone[name], name, messages))
-            messages.append(
-                {"role": "assistant", "content": reply.json()["choices"][0]["message"]["content"]}
-            )
+            reply = server.chat(messages, model=name, **BITS)
+            expected = self.alone[name].chat(messages, model=name, **BITS)
+            assert reply.text == expected.text
+            assert reply.logprobs == expected.logprobs
+            messages.append({"role": "assistant", "content": reply.text})
         held = settled_bytes(server)
         assert held <= 2**20, "one budget for all"
         self.max_bytes = max(self.max_bytes, held)
@@ -274,11 +243,7 @@ def test_one_budget_and_exact_replies_over_restarts_and_kills(
     flags = [
         "--models-preset",
         str(preset(embed=EMBED)),
-        "--models-patience",
-        "0",
-        "--models-max",
-        "2",
-        "--metrics",
+        *shlex.split("--models-patience 0 --models-max 2 --metrics"),
     ]
     flags += ["--cache-ram", "1", "--kv-cache-dir", str(tmp_path), "--kv-cache-min-tokens", "100"]
     order = random.Random(7)
@@ -288,25 +253,19 @@ def test_one_budget_and_exact_replies_over_restarts_and_kills(
         talks.go_on(server, order.choice(NAMES), order.randrange(3))
         if number == 8:
             loaded = next(name for name, state in states(server).items() if state == "loaded")
-            assert post(server, "/models/unload", {"model": loaded}).json() == {"success": True}
+            change(server, "unload", loaded)
         elif number == 16:
             away = next(name for name, state in states(server).items() if state == "unloaded")
-            assert post(server, "/models/load", {"model": away}).json() == {"success": True}
+            change(server, "load", away)
             server.kill()
             server = start("", *flags)
         elif number == 26:
             assert server.stop() == 0
             server = start("", *flags)
     assert talks.max_bytes > 2**19, "the budget was in use"
-    text = httpx.get(f"{server.url}/metrics").text
-    assert (
-        sum(
-            float(line.split()[-1])
-            for line in text.splitlines()
-            if line.startswith("pyctl_cache_evict")
-        )
-        > 0
-    )
+    lines = server.client.get("/metrics").text.splitlines()
+    evicted = [line.split()[-1] for line in lines if line.startswith("pyctl_cache_evict")]
+    assert sum(map(float, evicted)) > 0
     assert server.stop() == 0
 
 
@@ -330,17 +289,15 @@ def test_files_that_are_gone_or_cut_are_errors_of_their_requests_alone(
     files["gone"].unlink()
     files["cut"].write_bytes(whole[: len(whole) * 2 // 3])
     for name in ("gone", "cut"):
-        failed = post(server, "/v1/chat/completions", {"model": name, "messages": [user(0)]})
-        message = failed.json()["error"]["message"]
-        assert failed.status_code == 500, message
-        assert f"{name}.gguf" in message
+        body = {"model": name, "messages": [user(0)]}
+        Case(CHAT, body, 500, f"{name}.gguf").check(server.client)
         until(lambda: states(server)["dense"] == "loaded")
         assert states(server)[name] == "unloaded"
-        ask(server, "dense", [user(0)])
-    body = httpx.get(f"{server.url}/models").json()["data"]
-    assert all(model["status"]["failed"] for model in body if model["id"] in files)
+        server.chat([user(0)], model="dense")
+    listed = server.client.get_json("/models")["data"]
+    assert all(model["status"]["failed"] for model in listed if model["id"] in files)
     files["gone"].write_bytes(whole)
-    assert post(server, "/models/load", {"model": "gone"}).json() == {"success": True}
+    change(server, "load", "gone")
     until(lambda: states(server)["gone"] == "loaded")
     assert server.stop() == 0
 
@@ -371,18 +328,15 @@ def test_gpu_out_of_memory_ends_server_with_caches_on_disk(
     flags = [
         "--models-preset",
         str(preset(embed=EMBED)),
-        "--models-patience",
-        "0",
-        "--models-max",
-        "1",
+        *shlex.split("--models-patience 0 --models-max 1"),
     ]
-    flags += ["--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "spill"]
+    flags += disk_cache(tmp_path, "spill")
     server = start("", *flags, before=FULL)
     talks = {name: [user(name, 1200)] for name in ("hybrid", "dense")}
     for name, talk in talks.items():
-        ask(server, name, talk)
+        server.chat(talk, model=name)
     with ThreadPoolExecutor(1) as threads:
-        lost = threads.submit(ask, server, "hybrid", [user(0)])
+        lost = threads.submit(server.chat, [user(0)], model="hybrid")
         until(lambda: "out of memory" in server.log())
         if is_asked:
             server.process.send_signal(signal.SIGTERM)
@@ -391,5 +345,5 @@ def test_gpu_out_of_memory_ends_server_with_caches_on_disk(
     assert "signal" not in server.log()
     server = start("", *flags)
     for name, talk in talks.items():
-        assert source_of(ask(server, name, talk)) == "disk"
+        assert server.chat(talk, model=name).source == "disk"
     assert server.stop() == 0

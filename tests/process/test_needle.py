@@ -6,12 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 
-from tests.process.conftest import Server, source_of
+from tests.process.conftest import Server
 from tools.needles import UNKNOWN, Messages, Question, told
 
 FLAGS = ["-c", "81920", "-t", "1", "-ub", "512"]
@@ -24,16 +22,8 @@ LONG = 32_768
 """The longest conversation; it is evaluated cold once only."""
 
 
-def ask(server: Server, messages: Messages, **fields: Any) -> tuple[str, dict[str, Any]]:
-    """Return the greedy reply and its timings."""
-    body = {"messages": messages, "max_tokens": 48, "temperature": 0, **fields}
-    response = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=900)
-    assert response.status_code == 200, response.text
-    reply = response.json()
-    return reply["choices"][0]["message"]["content"], {
-        **reply["timings"],
-        "source": source_of(response),
-    }
+REPLY = {"max_tokens": 48}
+"""Room for any answer."""
 
 
 def _manual(rules: int) -> str:
@@ -70,34 +60,35 @@ def test_every_way_of_restoring_gives_the_cold_reply(
     other = told(3, 1024, 4)
     prompt, (first, second, third, _) = conversation.ask(0), conversation.questions
 
-    cold, timings = ask(server, prompt)
-    assert cold == first.answer
-    assert timings["source"] == "none"
+    cold = server.chat(prompt, **REPLY)
+    assert cold.text == first.answer
+    assert cold.source == "none"
     if tokens < LONG:
-        assert ask(server, prompt, cache_prompt=False)[0] == cold
+        assert server.chat(prompt, **REPLY, cache_prompt=False).text == cold.text
 
-    continued, timings = ask(server, after(prompt, cold, second))
-    assert continued == second.answer
-    assert timings["source"] == "live"
+    continued = server.chat(after(prompt, cold.text, second), **REPLY)
+    assert continued.text == second.answer
+    assert continued.source == "live"
 
-    branch, timings = ask(server, conversation.ask(2))
-    assert branch == third.answer
-    assert timings["cache_n"] > 0.8 * tokens
+    branch = server.chat(conversation.ask(2), **REPLY)
+    assert branch.text == third.answer
+    assert branch.timings["cache_n"] > 0.8 * tokens
 
-    ask(server, other.ask(0))
-    restored, timings = ask(server, prompt)
-    assert restored == cold
-    assert timings["source"] == "ram"
-    assert timings["cache_n"] > 0.8 * tokens
+    server.chat(other.ask(0), **REPLY)
+    restored = server.chat(prompt, **REPLY)
+    assert restored.text == cold.text
+    assert restored.source == "ram"
+    assert restored.timings["cache_n"] > 0.8 * tokens
 
     assert server.stop() == 0
     restarted = start("", *flags)
-    restored, timings = ask(restarted, prompt)
-    assert restored == cold
-    assert timings["source"] == "disk"
-    assert timings["cache_n"] > 0.8 * tokens
-    assert ask(restarted, after(prompt, cold, second))[0] == continued
-    assert ask(restarted, conversation.ask(2))[0] == branch
+    restored = restarted.chat(prompt, **REPLY)
+    assert restored.text == cold.text
+    assert restored.source == "disk"
+    assert restored.timings["cache_n"] > 0.8 * tokens
+    again = restarted.chat(after(prompt, cold.text, second), **REPLY)
+    assert again.text == continued.text
+    assert restarted.chat(conversation.ask(2), **REPLY).text == branch.text
     assert restarted.stop() == 0
 
 
@@ -107,12 +98,12 @@ def test_an_edited_fact_changes_the_answer(server: Server, number: int) -> None:
     prompt = conversation.ask(number)
     answer = conversation.questions[number].answer
     edited, other_answer = conversation.edited(number)
-    assert ask(server, prompt)[0] == answer
-    reply, timings = ask(server, edited)
-    assert reply == other_answer != answer
-    assert timings["prompt_n"] > 32, "what comes after the edit is evaluated again"
-    assert ask(server, edited, cache_prompt=False)[0] == reply
-    assert ask(server, prompt)[0] == answer
+    assert server.chat(prompt, **REPLY).text == answer
+    reply = server.chat(edited, **REPLY)
+    assert reply.text == other_answer != answer
+    assert reply.timings["prompt_n"] > 32, "what comes after the edit is evaluated again"
+    assert server.chat(edited, **REPLY, cache_prompt=False).text == reply.text
+    assert server.chat(prompt, **REPLY).text == answer
 
 
 def test_conversations_under_one_head_do_not_leak(server: Server) -> None:
@@ -139,15 +130,16 @@ def test_conversations_under_one_head_do_not_leak(server: Server) -> None:
     for owner, column in zip(owners, zip(*values, strict=True), strict=True):
         for talk, value in zip(talks, column, strict=True):
             talk.append({"role": "user", "content": owner.format(value)})
-            talk.append({"role": "assistant", "content": ask(server, talk)[0]})
+            talk.append({"role": "assistant", "content": server.chat(talk, **REPLY).text})
     for index, question in enumerate(questions):
         for number, talk in enumerate(talks):
             talk.append({"role": "user", "content": question})
-            reply, timings = ask(server, talk)
-            assert timings["cache_n"] > 0
-            assert [own[index] in reply for own in values] == [i == number for i in range(3)], reply
-            assert ask(server, talk, cache_prompt=False)[0] == reply
-            talk.append({"role": "assistant", "content": reply})
+            reply = server.chat(talk, **REPLY)
+            assert reply.timings["cache_n"] > 0
+            recalled = [own[index] in reply.text for own in values]
+            assert recalled == [i == number for i in range(3)], reply.text
+            assert server.chat(talk, **REPLY, cache_prompt=False).text == reply.text
+            talk.append({"role": "assistant", "content": reply.text})
 
 
 def test_what_is_told_in_passing_is_remembered(server: Server) -> None:
@@ -170,7 +162,7 @@ def test_what_is_told_in_passing_is_remembered(server: Server) -> None:
     messages: Messages = []
     for text, wanted in turns:
         messages.append({"role": "user", "content": text})
-        reply, _ = ask(server, messages)
+        reply = server.chat(messages, **REPLY).text
         assert all(value in reply for value in wanted), (text, reply)
         messages.append({"role": "assistant", "content": reply})
 
@@ -185,7 +177,7 @@ def test_what_is_told_in_passing_is_remembered(server: Server) -> None:
     ],
 )
 def test_nothing_is_known_at_first(server: Server, question: str) -> None:
-    assert ask(server, [{"role": "user", "content": question}])[0] == UNKNOWN
+    assert server.chat([{"role": "user", "content": question}], **REPLY).text == UNKNOWN
 
 
 def test_its_head_drafts_unless_told_otherwise(start: Callable[..., Server]) -> None:
@@ -193,12 +185,11 @@ def test_its_head_drafts_unless_told_otherwise(start: Callable[..., Server]) -> 
     not.
     """
     prompt = [{"role": "user", "content": "What is a prefix cache?"}]
-    reply, timings = ask(start("", *FLAGS, "--exact"), prompt)
-    assert 0 < timings["draft_n_accepted"] <= timings["draft_n"]
-    plain = start("", *FLAGS, "--exact", "--spec-type", "none")
-    other, without = ask(plain, prompt)
-    assert "draft_n" not in without
-    assert other == reply
+    reply = start("", *FLAGS, "--exact").chat(prompt, **REPLY)
+    assert 0 < reply.timings["draft_n_accepted"] <= reply.timings["draft_n"]
+    plain = start("", *FLAGS, "--exact", "--spec-type", "none").chat(prompt, **REPLY)
+    assert "draft_n" not in plain.timings
+    assert plain.text == reply.text
 
 
 def test_a_told_conversation_holds_each_value_once() -> None:

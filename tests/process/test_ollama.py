@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import httpx
 import ollama
 import pytest
 
-from tests.process.conftest import Server, source_of
+from tests.client import Client
+from tests.process.conftest import Server
 from tests.process.test_sdk_openai import Colour
 from tests.unit.chat.conftest import unpacked
 
@@ -35,12 +37,7 @@ def server(start: Callable[..., Server]) -> Server:
     flags = (
         "--chat-template-file",
         template,
-        "-c",
-        "32768",
-        "--alias",
-        "qwen",
-        "--api-key",
-        "secret",
+        *shlex.split("-c 32768 --alias qwen --api-key secret"),
     )
     return start("tiny-hybrid", *flags, is_f32=True)
 
@@ -135,29 +132,24 @@ def test_errors_are_those_that_the_package_knows(client: ollama.Client, server: 
             assert refused.value.status_code == status
 
 
-def _cached(response: httpx.Response) -> int:
-    return int(response.headers["x-pyctl-cache"].partition("cached=")[2].partition(";")[0])
-
-
 def test_the_cache_is_shared_with_other_apis(server: Server) -> None:
     """A prompt that came by one API is restored for another one: both render the same tokens."""
     messages = [
         SYSTEM,
         {"role": "user", "content": "Which API asks first does not matter, does it?"},
     ]
+    client = Client.to_server(server.url, headers=HEADERS)
     fields: dict[str, Any] = {"model": "qwen", "messages": messages}
-    first = {
-        **fields,
-        "max_tokens": 4,
-        "temperature": 0,
-        "chat_template_kwargs": {"enable_thinking": False},
-    }
-    cold = httpx.post(f"{server.url}/v1/chat/completions", json=first, headers=HEADERS)
-    body = {**fields, "stream": False, "think": False, "options": {**GREEDY, "num_predict": 4}}
-    warm = httpx.post(f"{server.url}/api/chat", json=body, headers=HEADERS)
-    assert warm.json()["message"]["content"] == cold.json()["choices"][0]["message"]["content"]
-    n_prompt = cold.json()["usage"]["prompt_tokens"]
-    assert warm.json()["prompt_eval_count"] == n_prompt
-    assert source_of(warm) != "none"
-    assert f"evaluated={n_prompt - _cached(warm)}" in warm.headers["x-pyctl-cache"]
-    assert _cached(warm) >= n_prompt - 1
+    plain = {"enable_thinking": False}
+    cold = client.chat(**fields, max_tokens=4, temperature=0, chat_template_kwargs=plain)
+    options = {**GREEDY, "num_predict": 4}
+    body = {**fields, "stream": False, "think": False, "options": options}
+    warm = client.post("/api/chat", body)
+    reply = warm.json()
+    n_prompt = cold.body["usage"]["prompt_tokens"]
+    assert reply["message"]["content"] == cold.text
+    assert reply["prompt_eval_count"] == n_prompt
+    source, cached, evaluated = re.findall(r"=(\w+)", warm.headers["x-pyctl-cache"])
+    assert source != "none"
+    assert int(cached) >= n_prompt - 1
+    assert int(cached) + int(evaluated) == n_prompt

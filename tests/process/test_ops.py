@@ -10,6 +10,7 @@ import httpx
 import openai
 import pytest
 
+from tests.case import Case
 from tests.client import ChatReply
 from tests.process.conftest import Server
 from tests.waiting import until
@@ -26,7 +27,7 @@ def ask_questions(server: Server, *questions: str) -> ChatReply:
 
 
 def is_sleeping(server: Server) -> bool:
-    return bool(httpx.get(f"{server.url}/props").json()["is_sleeping"])
+    return bool(server.client.get_json("/props")["is_sleeping"])
 
 
 def test_it_sleeps_keeps_its_cache_and_wakes(start: Start) -> None:
@@ -37,16 +38,16 @@ def test_it_sleeps_keeps_its_cache_and_wakes(start: Start) -> None:
     ask_questions(server, "What is in chapter one?")
     until(lambda: is_sleeping(server))
     for path in ("/health", "/models", "/props", "/slots", "/cache"):
-        assert httpx.get(server.url + path).status_code == 200
+        assert server.client.get(path).status_code == 200
     # Counting tokens and rendering need the vocabulary alone.
-    assert httpx.post(f"{server.url}/tokenize", json={"content": "hi"}).json()["tokens"]
+    assert server.client.tokenize("hi")
     assert is_sleeping(server)
     warm = ask_questions(server, "What is in chapter one?", "And in two?")
     assert warm.source == "ram"
     assert warm.timings["cache_n"] > 700
-    endless = {"prompt": "x", "n_predict": 7000, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", f"{server.url}/completion", json=endless) as response:
-        next(response.iter_lines())
+    endless = {"prompt": "x", "n_predict": 7000, "ignore_eos": True}
+    with server.client.open_stream("/completion", endless) as stream:
+        next(iter(stream))
         assert not is_sleeping(server)
     fresh = start("tiny-hybrid", "--exact")
     assert (
@@ -73,9 +74,9 @@ def test_embeddings_beside_a_conversation(start: Start) -> None:
     assert math.hypot(*one) == pytest.approx(1, rel=1e-5)
     assert plain.data[2].embedding == pytest.approx(other, rel=1e-6)
     assert made.usage.prompt_tokens > 10
-    response = httpx.post(f"{server.url}/v1/embeddings", json={"input": "word " * 200})
-    assert response.status_code == 400
-    assert "current batch size: 128" in response.json()["error"]["message"]
+    Case("/v1/embeddings", {"input": "word " * 200}, 400, "current batch size: 128").check(
+        server.client
+    )
     again = ask_questions(server, "What is in chapter one?")
     assert again.body["choices"][0]["message"] == first.body["choices"][0]["message"]
     assert again.timings["cache_n"] > 0
@@ -83,22 +84,23 @@ def test_embeddings_beside_a_conversation(start: Start) -> None:
 
 def test_embeddings_of_each_token(start: Start) -> None:
     server = start("tiny-dense", "--embeddings", "--pooling", "none")
-    tokens = httpx.post(f"{server.url}/tokenize", json={"content": "a cat"}).json()["tokens"]
-    (item,) = httpx.post(f"{server.url}/embeddings", json={"input": "a cat"}).json()
+    tokens = server.client.tokenize("a cat")
+    (item,) = server.client.post_json("/embeddings", {"input": "a cat"})
     assert len(item["embedding"]) == len(tokens)
     assert len(set(map(len, item["embedding"]))) == 1
-    assert httpx.post(f"{server.url}/v1/embeddings", json={"input": "a cat"}).status_code == 400
+    assert server.client.post("/v1/embeddings", {"input": "a cat"}).status_code == 400
 
 
 def test_prompts_are_made_ready_while_nobody_asks(start: Start) -> None:
     server = start("tiny-hybrid")
-    assert httpx.post(f"{server.url}/cache/warm", json={"messages": [SYSTEM]}).status_code == 200
-    assert httpx.get(f"{server.url}/cache").json()["totals"]["prewarms"]
+    assert server.client.post_json("/cache/warm", {"messages": [SYSTEM]})
+    assert server.client.get_json("/cache")["totals"]["prewarms"]
     first = ask_questions(server, "What is in chapter one?")
     assert first.timings["warmed_n"] == first.timings["cache_n"] > 700
     # Shutdown does not wait for a background request.
     prompt = {"messages": [{"role": "user", "content": "word " * 1500}]}
-    with contextlib.suppress(httpx.TransportError):
-        httpx.post(f"{server.url}/cache/warm", json=prompt, timeout=0.2)
+    impatient = httpx.Timeout(60, read=0.2)
+    with contextlib.suppress(httpx.ReadTimeout):
+        server.client.post("/cache/warm", prompt, timeout=impatient)
     assert server.stop() == 0
     assert "Traceback" not in server.log()

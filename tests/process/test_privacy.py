@@ -16,11 +16,11 @@ import unicodedata
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
 from pyctl.measure.server_process import clean_environment
-from tests.process.conftest import Server, n_on_disk
+from tests.client import CHAT, Client
+from tests.process.conftest import Server, disk_cache, n_on_disk
 from tests.process.test_cli import pyctl
 from tests.waiting import until
 from tests.web_server import Handler, web_server
@@ -41,14 +41,7 @@ def test_all_files_and_directories_are_for_their_owner_alone(start: Start, tmp_p
     log = tmp_path / "log"
     umask = os.umask(0)
     try:
-        flags = (
-            "--kv-cache-dir",
-            str(cache),
-            "--disk-prefix-cache",
-            "full",
-            "--kv-cache-min-tokens",
-            "0",
-        )
+        flags = (*disk_cache(cache), "--kv-cache-min-tokens", "0")
         server = start(
             "tiny-hybrid", *flags, "--slot-save-path", str(slots), "--log-file", str(log)
         )
@@ -58,8 +51,7 @@ def test_all_files_and_directories_are_for_their_owner_alone(start: Start, tmp_p
             ignore_eos=True,
         )
         server.chat(question("Neither is this. " * 60), max_tokens=4, ignore_eos=True)
-        saved = httpx.post(f"{server.url}/slots/0?action=save", json={"filename": "a"}, timeout=60)
-        assert saved.status_code == 200, saved.text
+        server.client.post_json("/slots/0?action=save", {"filename": "a"})
         until(lambda: n_on_disk(server) >= 2)
         while_running = modes(cache)
         assert server.stop() == 0
@@ -122,29 +114,21 @@ def test_clients_write_no_control_characters_and_no_lines_into_the_log(
     server = start(
         "tiny-hybrid", "--log-file", str(log), "--no-warm-next"
     )  # which would be back in an empty cache
-    message = {"role": "user", "content": EVIL}
-    with httpx.Client(
-        base_url=server.url, headers={"User-Agent": "a\tb", "X-Name": "c"}, timeout=60
-    ) as client:
-        client.get("/v1/models/%1b%5d0;owned%07%0a12:34:56%20forged%0d%c2%9b%e2%80%ae")
-        for body in (
-            {
-                "messages": [{**message, "content": "so " * 200 + EVIL}],
-                "model": EVIL,
-                "max_tokens": 1,
-            },
-            {"messages": [{**message, "content": "so " * 200 + EVIL[::-1]}], "max_tokens": 1},
-            {"messages": [{"role": EVIL + "\n12:34:56 forged", "content": ""}]},
-            {"messages": [message], "response_format": {"type": EVIL + "\n12:34:56 forged"}},
-            {"messages": [message], "reasoning_format": EVIL + "\n12:34:56 forged"},
-            {"messages": [message], "grammar": "root ::= \x1b]0;owned\x07\n12:34:56 forged"},
-        ):
-            client.post("/v1/chat/completions", json=body)
-            client.delete("/cache")  # so that the second one misses what the first had
-        client.post("/cache/pin", json={"id": EVIL + "\n12:34:56 forged"})
-        client.post(
-            "/v1/responses", json={"input": "x", "max_output_tokens": 1, "tools": [{"type": EVIL}]}
-        )
+    client = Client.to_server(server.url, headers={"User-Agent": "a\tb", "X-Name": "c"})
+    client.get("/v1/models/%1b%5d0;owned%07%0a12:34:56%20forged%0d%c2%9b%e2%80%ae")
+    forged = EVIL + "\n12:34:56 forged"
+    for body in (
+        {"messages": question("so " * 200 + EVIL), "model": EVIL, "max_tokens": 1},
+        {"messages": question("so " * 200 + EVIL[::-1]), "max_tokens": 1},
+        {"messages": [{"role": forged, "content": ""}]},
+        {"messages": question(EVIL), "response_format": {"type": forged}},
+        {"messages": question(EVIL), "reasoning_format": forged},
+        {"messages": question(EVIL), "grammar": "root ::= \x1b]0;owned\x07\n12:34:56 forged"},
+    ):
+        client.post(CHAT, body)
+        client.delete("/cache")  # so that the second one misses what the first had
+    client.post("/cache/pin", {"id": forged})
+    client.post("/v1/responses", {"input": "x", "max_output_tokens": 1, "tools": [{"type": EVIL}]})
     assert server.stop() == 0
     for text in (log.read_text(encoding="utf-8"), server.log()):
         assert "owned" in text
@@ -154,7 +138,7 @@ def test_clients_write_no_control_characters_and_no_lines_into_the_log(
 
 
 def test_listed_prompts_leave_the_terminal_alone(start: Start, tmp_path: Path) -> None:
-    server = start("tiny-hybrid", "--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "full")
+    server = start("tiny-hybrid", *disk_cache(tmp_path))
     for name in ("one", "two"):
         text = f"{EVIL} {name} [bold]" + "and so on " * 400 + EVIL
         server.chat(question(text), max_tokens=4, ignore_eos=True)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from pyctl.engine.draft.token_index import TokenIndex
@@ -37,18 +36,13 @@ def reply(
         "return_tokens": True,
         **more,
     }
-    found = httpx.post(f"{server.url}/completion", json=body, headers=headers, timeout=60).json()
+    found = server.client.post_json("/completion", body, headers=headers or {})
     return found["tokens"], found["timings"].get("draft_n_accepted", 0)
-
-
-def prompt_of(server: Server, text: str) -> list[int]:
-    found: list[int] = httpx.post(f"{server.url}/tokenize", json={"content": text}).json()["tokens"]
-    return found
 
 
 def n_bytes(server: Server) -> int:
     """Return bytes of the texts that drafts are copied from."""
-    lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+    lines = server.client.get("/metrics").text.splitlines()
     (found,) = (line.removeprefix(TEXTS) for line in lines if line.startswith(TEXTS))
     return int(float(found))
 
@@ -72,7 +66,8 @@ def test_a_file_that_was_seen_is_drafted_before_and_after_a_restart(
         flags = (*flags, "--spec-type", "draft-mtp,cache")
     server = start(model, *flags)
     told, other = (
-        prompt_of(server, f"{text} in the garden behind the house " * 12) for text in ("Ada", "Bob")
+        server.client.tokenize(f"{text} in the garden behind the house " * 12)
+        for text in ("Ada", "Bob")
     )
     without = start(model, "--exact", "-np", "1") if model == "tiny-dense" else None
     said, _ = reply(server, told)
@@ -102,7 +97,7 @@ def test_who_sees_no_texts_is_not_drafted_from_them(start: Start, headers: dict[
     guesses.
     """
     server = start("tiny-dense", *FLAGS)
-    secret = prompt_of(server, "My password is a lamp in the garden behind the house " * 8)
+    secret = server.client.tokenize("My password is a lamp in the garden behind the house " * 8)
     reply(server, secret, 1)
     until_taken_in(server, len(secret))
 
@@ -116,9 +111,7 @@ def test_who_sees_no_texts_is_not_drafted_from_them(start: Start, headers: dict[
             "logit_bias": bias,
             "ignore_eos": True,
         }
-        found = httpx.post(
-            f"{server.url}/completion", json=body, headers=headers, timeout=60
-        ).json()
+        found = server.client.post_json("/completion", body, headers=headers or {})
         return {name: n for name, n in found["timings"].items() if name.startswith("draft")}
 
     places = range(40, 56)
@@ -133,7 +126,7 @@ def test_who_does_not_share_is_not_drafted_from(start: Start) -> None:
     others'; once all is deleted, the texts are gone, too.
     """
     server = start("tiny-dense", *FLAGS)
-    told = prompt_of(server, "Ada in the garden behind the house " * 12)
+    told = server.client.tokenize("Ada in the garden behind the house " * 12)
     said, alone = reply(server, told, cache_prompt=False)
     assert alone == 0
     hidden = [*told[-20:], *said, *told[:20]]
@@ -148,5 +141,5 @@ def test_who_does_not_share_is_not_drafted_from(start: Start) -> None:
     assert reply(server, told, cache_prompt=False)[1] == 0
     assert reply(server, told)[1] > 35
     assert n_bytes(server) > 0
-    assert httpx.delete(f"{server.url}/cache").status_code == 200
+    assert server.client.delete("/cache").status_code == 200
     until(lambda: n_bytes(server) == 0)

@@ -8,10 +8,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
 import pytest
 
-from tests.process.conftest import Server, lengths_on_disk, n_on_disk
+from tests.process.conftest import Server, disk_cache, lengths_on_disk, n_on_disk
 from tests.waiting import until
 
 KILL_ROUNDS = int(os.environ.get("PYCTL_KILL_ROUNDS", "8"))
@@ -45,16 +44,7 @@ def test_stop_start_and_go_on(
     """Every turn after a restart is restored from disk, nearly whole with the automatic policy, and
     has the reply of a cold prompt; the directory stays within its budget.
     """
-    flags = [
-        "--exact",
-        "--kv-cache-dir",
-        str(tmp_path),
-        "--disk-prefix-cache",
-        policy,
-        "--kv-cache-budget",
-        "64",
-        *more,
-    ]
+    flags = ["--exact", *disk_cache(tmp_path, policy), "--kv-cache-budget", "64", *more]
     messages: list[dict[str, str]] = [SYSTEM]
     server = start("tiny-hybrid", *flags)
     cacheable = restored = known = 0
@@ -89,16 +79,7 @@ def test_more_rows_than_ram_has_room_for_survive_a_kill(
     start: Callable[..., Server], tmp_path: Path, where: list[str], n: int
 ) -> None:
     """The rows are more than 2 MiB, RAM has room for one, and beside it half of one may wait."""
-    flags = [
-        "--kv-cache-dir",
-        str(tmp_path),
-        "--disk-prefix-cache",
-        "full",
-        "--cache-ram",
-        "1",
-        "--exact",
-        *where,
-    ]
+    flags = [*disk_cache(tmp_path), "--cache-ram", "1", "--exact", *where]
     small = (
         "from pyctl.cache import prefix_cache; "
         "from pyctl.cache.device_limits import DeviceLimits; "
@@ -140,15 +121,7 @@ def test_kill_at_random_moments(start: Callable[..., Server], tmp_path: Path) ->
     """Never a wrong reply, never a failed start, no temporary files left, the directory within its
     budget.
     """
-    flags = [
-        "--exact",
-        "--kv-cache-dir",
-        str(tmp_path),
-        "--disk-prefix-cache",
-        "full",
-        "--kv-cache-budget",
-        "64",
-    ]
+    flags = ["--exact", *disk_cache(tmp_path), "--kv-cache-budget", "64"]
     rng = random.Random(4)
     conversations = [[SYSTEM, user((i, 0), 300)] for i in range(3)]
     expected: dict[str, str] = {}
@@ -188,12 +161,12 @@ def test_the_time_saved_outlives_the_server(start: Callable[..., Server], tmp_pa
     messages = [SYSTEM, user(1)]
     for _ in range(3):
         server.chat(messages)
-    saved = httpx.get(f"{server.url}/cache").json()["saved"]
+    saved = server.client.get_json("/cache")["saved"]
     assert server.stop() == 0
     last = server.log().splitlines()[-1]
     assert f"{saved['total']['tokens']:,} tokens restored in 2 requests: about " in last
     assert last.endswith(" saved")
     again = start("tiny-hybrid", "--kv-cache-dir", str(tmp_path))
-    kept = httpx.get(f"{again.url}/cache").json()["saved"]
+    kept = again.client.get_json("/cache")["saved"]
     assert kept["total"] == saved["total"]
     assert kept["total"]["requests"] == 2

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, TypeAlias
 import httpx
 import pytest
 
+from tests.client import CHAT, Client, ServerClient
 from tests.process.conftest import Server, free_port
 from tests.waiting import until
 
@@ -109,11 +110,14 @@ class Router:
     def take_out(self, server: Server) -> None:
         raise NotImplementedError
 
-    def ask(
-        self, messages: list[dict[str, Any]], path: str = "/v1/chat/completions", **more: Any
-    ) -> httpx.Response:
+    def ask(self, messages: list[dict[str, Any]], path: str = CHAT, **more: Any) -> httpx.Response:
         body = {"messages": messages, "max_tokens": 4, "temperature": 0, **more}
-        return httpx.post(f"{self.url}{path}", json=body)
+        return self.client.post(path, body)
+
+    @property
+    def client(self) -> ServerClient:
+        """A client of the router."""
+        return Client.to_server(self.url)
 
 
 class HAProxy(Router):
@@ -146,7 +150,7 @@ class HAProxy(Router):
         }
 
     def is_ready(self) -> bool:
-        return httpx.get(f"{self.url}/health").status_code == 200
+        return self.client.get("/health").status_code == 200
 
     def take_out(self, server: Server) -> None:
         command = command_on_the_page(r'echo "(set server servers/a state \w+)"')
@@ -179,7 +183,7 @@ class SglangRouter(Router):
 
     def workers(self) -> dict[str, str]:
         """Return address and id of those that are well."""
-        found = httpx.get(f"{self.url}/workers", headers=ADMIN).json()["workers"]
+        found = self.client.get_json("/workers", headers=ADMIN)["workers"]
         return {worker["url"]: worker["id"] for worker in found if worker["is_healthy"]}
 
     def is_ready(self) -> bool:
@@ -187,7 +191,7 @@ class SglangRouter(Router):
 
     def take_out(self, server: Server) -> None:
         path = command_on_the_page(r"curl -X DELETE .* http://127.0.0.1:8080(/workers/)ID")
-        removed = httpx.delete(f"{self.url}{path}{self.workers()[server.url]}", headers=ADMIN)
+        removed = self.client.delete(path + self.workers()[server.url], headers=ADMIN)
         assert removed.status_code == 202
         until(lambda: server.url not in self.workers(), every=0.05)
 
@@ -232,7 +236,7 @@ def conversation(name: str) -> list[dict[str, Any]]:
 
 def has(server: Server, messages: list[dict[str, Any]]) -> bool:
     """Return whether the cache of a server has the conversation, by the texts of its snapshots."""
-    return messages[1]["content"].partition(".")[0] in httpx.get(f"{server.url}/cache").text
+    return messages[1]["content"].partition(".")[0] in server.client.get("/cache").text
 
 
 def owner_of(router: Router, messages: list[dict[str, Any]]) -> Server:
@@ -260,7 +264,7 @@ class Stream:
             "stream": True,
             "ignore_eos": True,
         }
-        with httpx.stream("POST", f"{self.router.url}/v1/chat/completions", json=body) as response:
+        with httpx.stream("POST", self.router.url + CHAT, json=body) as response:
             for line in response.iter_lines():
                 self.lines.append(line)
 
@@ -343,7 +347,7 @@ def test_what_passes_is_what_the_page_says(
     router = begin(kind, pair)
     messages = conversation(f"apples and {kind.__name__}")
     anthropic = router.ask(messages[1:], "/v1/messages")
-    unsupported = httpx.post(f"{router.url}/v1/embeddings", json={"model": "m", "input": "apples"})
+    unsupported = router.client.post("/v1/embeddings", {"model": "m", "input": "apples"})
     wrong = router.ask(messages, temperature="hot")
     assert unsupported.status_code == 501
     assert wrong.status_code == 400
@@ -351,14 +355,14 @@ def test_what_passes_is_what_the_page_says(
     uncached = router.ask(messages, cache_prompt=False).json()["timings"]["cache_n"]
     if isinstance(router, SglangRouter):
         assert anthropic.status_code == 404
-        assert httpx.get(f"{router.url}/workers").status_code == 401
+        assert router.client.get("/workers").status_code == 401
         assert uncached > 100, "this field does not pass"
         assert wrong.json()["error"]["code"] == "json_parse_error"
     else:
         assert anthropic.status_code == 200
         assert uncached == 0
         body = {"messages": messages, "temperature": "hot"}
-        assert wrong.json() == httpx.post(f"{pair[0].url}/v1/chat/completions", json=body).json()
+        assert wrong.json() == pair[0].client.post(CHAT, body).json()
 
 
 @pytest.mark.parametrize("kind", [HAProxy, HashingHAProxy])
@@ -374,8 +378,6 @@ def test_a_header_names_a_conversation(
         found = set()
         for text in ("one", "two", "three", "four"):
             body = {"messages": conversation(text), "max_tokens": 1}
-            response = httpx.post(
-                f"{router.url}/v1/chat/completions", json=body, headers={name: "x"}
-            )
+            response = router.client.post(CHAT, body, headers={name: "x"})
             found.add(response.headers["x-server"])
         assert len(found) == 1, name

@@ -13,10 +13,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
-from tests.process.conftest import Server, n_on_disk, pyctl
+from tests.process.conftest import Server, disk_cache, n_on_disk, pyctl
 from tests.process.test_restart import SYSTEM, user
 from tests.waiting import until
 
@@ -92,16 +91,7 @@ def test_turns_edits_branches_and_restarts_are_exact(
     """Each way to go on with a conversation on two workers restores most of its tokens and replies
     as a cold prompt does.
     """
-    flags = [
-        "--rpc",
-        lasting,
-        "--exact",
-        "--kv-cache-dir",
-        str(tmp_path),
-        "--disk-prefix-cache",
-        "full",
-        *flags,
-    ]
+    flags = ["--rpc", lasting, "--exact", *disk_cache(tmp_path), *flags]
     server = start(name, *flags)
     assert "RPC0" in server.log()
     assert "RPC1" in server.log()
@@ -134,28 +124,21 @@ def test_a_lost_worker_ends_the_server_with_the_cache_on_disk(
     error for the client, and all snapshots on disk: llama.cpp cannot go on without the worker.
     """
     processes, rpc = workers()
-    flags = [
-        "--rpc",
-        rpc,
-        "--exact",
-        "--kv-cache-dir",
-        str(tmp_path),
-        "--disk-prefix-cache",
-        "spill",
-    ]
+    flags = ["--rpc", rpc, "--exact", *disk_cache(tmp_path, "spill")]
     server = start("tiny-hybrid", *flags)
     before = server.chat([SYSTEM, user(1)])
     assert n_on_disk(server) == 0, "all is written in the end"
     if is_idle:
         processes[1].kill()
-        httpx.post(f"{server.url}/completion", json={"prompt": "abc", "n_predict": 1}, timeout=60)
+        server.client.post("/completion", {"prompt": "abc", "n_predict": 1})
     else:
-        body = {"prompt": "abc" * 50, "n_predict": 7000, "ignore_eos": True, "stream": True}
-        with httpx.stream("POST", f"{server.url}/completion", json=body, timeout=60) as response:
-            lines = response.iter_lines()
-            next(lines)
+        body = {"prompt": "abc" * 50, "n_predict": 7000, "ignore_eos": True}
+        with server.client.open_stream("/completion", body) as stream:
+            events = iter(stream)
+            next(events)
             processes[1].kill()
-            assert any("is lost" in line for line in lines), "the client is told"
+            *_, last = events
+            assert "is lost" in str(last["error"]), "the client is told"
     assert server.process.wait(60) == 1
     assert (
         f"critical: the server exits: the worker at one of {rpc.replace(',', ', ')} is lost\n"

@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from tests.functions import function, turned
-from tests.process.conftest import Server
+from tests.process.conftest import Server, disk_cache
 from tests.unit.chat.conftest import unpacked
 
 CITIES = ["Paris", "Rome", "Lima"]
@@ -135,14 +135,7 @@ def test_prompt_resumes_after_restart_with_reordered_tool_keys(
     """After a restart a prompt whose tools have reordered keys is restored from disk; --exact
     renders the tools as sent, and evaluates them again.
     """
-    cached = [
-        "--kv-cache-dir",
-        str(tmp_path),
-        "--disk-prefix-cache",
-        "full",
-        "--kv-cache-min-tokens",
-        "1",
-    ]
+    cached = [*disk_cache(tmp_path), "--kv-cache-min-tokens", "1"]
     cached += ["--exact"] * exact
     server = start("tiny-hybrid", *flags(form), *cached, is_f32=True)
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:

@@ -9,7 +9,6 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
 import pytest
 
 from tests.process.conftest import Server, pyctl
@@ -78,8 +77,8 @@ def test_a_store_needs_no_locks(place: Path, start: Start, tmp_path: Path) -> No
     restored = second.chat(ASKED)
     assert restored.text == cold.text
     assert restored.source == "disk"
-    found = httpx.get(f"{second.url}/cache").json()["prefixes"][0]
-    assert httpx.delete(f"{second.url}/cache/{found['id']}").status_code == 200
+    found = second.client.get_json("/cache")["prefixes"][0]
+    assert second.client.delete(f"/cache/{found['id']}").status_code == 200
     states = f"{found['id'].partition('-')[0]}-*.state"
     until(lambda: not list((place / "shared").rglob(states)))
     assert first.stop() == 0

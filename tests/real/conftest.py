@@ -7,17 +7,18 @@ each that compares with a llama-server. Replies are greedy, of one thread, and n
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import httpx
 import pytest
 
 from pyctl.measure.server_process import ServerProcess
-from tests.process.conftest import Server, source_of, start
+from tests.client import Client, ServerClient, source_of
+from tests.process.conftest import Server, start
 from tools.real_models import MODELS, path_of
 
 __all__ = ["start"]
@@ -101,10 +102,9 @@ class Reply:
         return largest
 
 
-def post(server: Server | ServerProcess, path: str, body: dict[str, Any]) -> httpx.Response:
-    response = httpx.post(server.url + path, json=body, timeout=280)
-    assert response.status_code == 200, response.text
-    return response
+def client_of(server: Server | ServerProcess) -> ServerClient:
+    """Return a client of pyctl or of llama-server."""
+    return Client.to_server(server.url, timeout=280)
 
 
 Asked: TypeAlias = "Sequence[dict[str, Any]] | str"
@@ -113,25 +113,22 @@ Asked: TypeAlias = "Sequence[dict[str, Any]] | str"
 
 def ask(server: Server | ServerProcess, asked: Asked, n: int = 16, **fields: Any) -> Reply:
     """Return a greedy reply of up to ``n`` tokens to messages, or to a raw prompt."""
+    client = client_of(server)
     if isinstance(asked, str):
         body = {"prompt": asked, "n_predict": n, "temperature": 0, "n_probs": 10, **fields}
-        found = (response := post(server, "/completion", body)).json()
+        response = client.post("/completion", body)
+        assert response.status_code == 200, response.text
+        found = response.json()
         text = found["content"]
         entries = found["completion_probabilities"]
         timings = found["timings"]
     else:
-        body = {
-            "messages": asked,
-            "max_tokens": n,
-            "temperature": 0,
-            "logprobs": True,
-            "top_logprobs": 10,
-            **fields,
-        }
-        found = (response := post(server, "/v1/chat/completions", body)).json()
-        (choice,), timings = found["choices"], found["timings"]
-        text = choice["message"]["content"]
-        entries = choice["logprobs"]["content"]
+        best = {"logprobs": True, "top_logprobs": 10}
+        reply = client.chat([*asked], max_tokens=n, temperature=0, **{**best, **fields})
+        response = reply.response
+        text = reply.text
+        entries = reply.logprobs["content"]
+        timings = reply.timings
     tokens = tuple(
         (
             entry["id"],
@@ -199,13 +196,7 @@ def start_peer(
                 LLAMA_SERVER,
                 "-m",
                 str(model_path(name)),
-                "-c",
-                "8192",
-                "-t",
-                "1",
-                "-ub",
-                "128",
-                "-nr",
+                *shlex.split("-c 8192 -t 1 -ub 128 -nr"),
             ]
             return opened.enter_context(ServerProcess([*command, *flags], log))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.conftest import Server, lengths_on_disk
+from tests.process.conftest import Server, disk_cache, lengths_on_disk
 from tests.real.conftest import CODE, NAMES, Asked, Reply, ask, margin_noise
 from tests.waiting import until
 
@@ -92,14 +92,7 @@ def test_restored_conversations_are_those_of_a_cold_server(
     """Through edits, branches, restarts and a kill, --exact replies equal a cold server's in every
     token and probability; others part only where rounding can exchange the two best tokens.
     """
-    kept = (
-        "--kv-cache-dir",
-        str(tmp_path),
-        "--disk-prefix-cache",
-        "full",
-        "--kv-cache-min-tokens",
-        "64",
-    )
+    kept = (*disk_cache(tmp_path), "--kv-cache-min-tokens", "64")
     running: list[Server] = []
 
     def restart(how: signal.Signals | None) -> Server:

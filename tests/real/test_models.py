@@ -7,17 +7,16 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-import httpx
 import pytest
 
-from tests.process.conftest import Server
+from tests.process.conftest import Server, disk_cache
 from tests.real.conftest import CODE, NAMES, Reply, ask
 from tests.waiting import until
 
 
 def stored(server: Server, name: str) -> int:
     """Return bytes that the model ``name`` has on disk."""
-    return int(httpx.get(f"{server.url}/cache?model={name}").json()["disk"]["in_use"])
+    return int(server.client.get_json(f"/cache?model={name}")["disk"]["in_use"])
 
 
 ROUNDS = ("What does the class do?", "Which method changes nothing?", "What is a limit?")
@@ -44,14 +43,7 @@ def test_models_behind_one_address_answer_as_each_alone(
         "version = 1\n[*]\nexact = true\nc = 4096\nub = 128\nt = 1\nnp = 1\n" + sections
     )
     flags = ("--models-preset", str(preset), "--models-max", "2", "--models-patience", "0")
-    kept = (
-        "--kv-cache-dir",
-        str(tmp_path / "kv"),
-        "--disk-prefix-cache",
-        "full",
-        "--kv-cache-min-tokens",
-        "64",
-    )
+    kept = (*disk_cache(tmp_path / "kv"), "--kv-cache-min-tokens", "64")
     cases = [(name, i) for i in range(len(asked)) for name in NAMES]
     n_cached = 0
     for _ in range(3):

@@ -6,12 +6,11 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import httpx
 import pytest
 
 from pyctl.measure.server_process import ServerProcess
 from tests.process.conftest import Server
-from tests.real.conftest import CODE, LLAMA_SERVER, NAMES, ask
+from tests.real.conftest import CODE, LLAMA_SERVER, NAMES, ask, client_of
 
 pytestmark = pytest.mark.skipif(
     not LLAMA_SERVER, reason="LLAMA_SERVER names no llama-server to compare with"
@@ -56,14 +55,8 @@ def pair(
 
 def both(pair: Pair, path: str, bodies: list[dict[str, Any]]) -> list[tuple[Any, Any]]:
     """Return the answers of pyctl and of llama-server to each of ``bodies``."""
-    with httpx.Client(timeout=60) as client:
-        return [
-            tuple(
-                client.post(server.url + path, json=body).raise_for_status().json()
-                for server in pair
-            )  # type: ignore[misc]
-            for body in bodies
-        ]
+    ours, theirs = map(client_of, pair)
+    return [(ours.post_json(path, body), theirs.post_json(path, body)) for body in bodies]
 
 
 def test_tokens_of_2000_strings(pair: Pair) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from pyctl.measure.server_process import ServerProcess
 from tests.process.conftest import Server
-from tests.real.conftest import CODE, LLAMA_SERVER, TALKERS, ask, margin_noise, post
+from tests.real.conftest import CODE, LLAMA_SERVER, TALKERS, ask, client_of, margin_noise
 
 
 def strict(**properties: dict[str, Any]) -> dict[str, Any]:
@@ -64,13 +64,9 @@ def answer(
     server: Server | ServerProcess, content: str, **fields: Any
 ) -> tuple[dict[str, Any], str]:
     """Return the greedy reply's message, and why it ended."""
-    body = {
-        "messages": [{"role": "user", "content": content}],
-        "temperature": 0,
-        "max_tokens": 56,
-        **fields,
-    }
-    (choice,) = post(server, "/v1/chat/completions", body).json()["choices"]
+    messages = [{"role": "user", "content": content}]
+    reply = client_of(server).chat(messages, temperature=0, max_tokens=56, **fields)
+    (choice,) = reply.body["choices"]
     return choice["message"], choice["finish_reason"]
 
 
@@ -149,10 +145,8 @@ def test_drafts_of_a_rewriting_change_nothing_but_near_ties(
     margins = {}
     for source in ("none", "ngram-map-k", "cache"):
         server = start(name, "--spec-type", source, "-np", "1")
-        body = {"messages": asked, "max_tokens": 160, "temperature": 0}
-        n_accepted = (
-            post(server, "/v1/chat/completions", body).json()["timings"].get("draft_n_accepted", 0)
-        )
+        timings = server.chat(asked, max_tokens=160).timings
+        n_accepted = timings.get("draft_n_accepted", 0)
         found[source] = ask(server, asked, 160, cache_prompt=False)
         server.stop()
         margins[source] = found["none"].near_tie(found[source])

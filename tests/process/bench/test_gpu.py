@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shlex
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -235,13 +236,7 @@ def test_drafts_are_accepted_by_chance(
     flags = [
         "-m",
         str(model_path("tiny-hybrid-nextn")),
-        "-c",
-        "1024",
-        "-t",
-        "1",
-        "--spec-type",
-        "draft-mtp",
-        "--exact",
+        *shlex.split("-c 1024 -t 1 --spec-type draft-mtp --exact"),
     ]
     with pyctl(flags, None, tmp_path / "log", (*CHANCE_DRAFTS, f"{length:g}", "3")) as server:
         reply = server.complete("one two three", 300)

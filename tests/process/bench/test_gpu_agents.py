@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,18 +15,7 @@ import pytest
 
 from bench.gpu.agents import CASES, TRIES, Agent, Asked, document, floor_of, main, rows_by_turn
 
-SMALL = [
-    "--head",
-    "300",
-    "--results-of",
-    "50",
-    "200",
-    "--replies-of",
-    "16",
-    "40",
-    "--prefill",
-    "400",
-]
+SMALL = shlex.split("--head 300 --results-of 50 200 --replies-of 16 40 --prefill 400")
 
 
 def options(**changes: Any) -> argparse.Namespace:

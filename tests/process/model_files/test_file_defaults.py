@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.gguf_copy import copy_with
@@ -46,7 +45,7 @@ def server(start: Callable[..., Server], model: Path) -> Server:
 
 def test_parameters_of_the_file_are_defaults_below_flags_and_requests(server: Server) -> None:
     """A value that is no number is ignored, with a line of the log."""
-    params = httpx.get(f"{server.url}/props").json()["default_generation_settings"]["params"]
+    params = server.client.get_json("/props")["default_generation_settings"]["params"]
     shown = {name: params[name] for name in ("temperature", "top_k", "top_p", "min_p", "samplers")}
     samplers = ["top_k", "top_p", "temperature"]
     assert shown == {
@@ -57,12 +56,12 @@ def test_parameters_of_the_file_are_defaults_below_flags_and_requests(server: Se
         "samplers": samplers,
     }
     body = {"prompt": "hi", "n_predict": 1, "top_p": 0.75}
-    used = httpx.post(f"{server.url}/completion", json=body).json()["generation_settings"]
+    used = server.client.post_json("/completion", body)["generation_settings"]
     assert used["temperature"] == 0.25
     assert used["top_k"] == 7
     assert used["top_p"] == 0.75
     assert "general.sampling.min_p of the file is ignored: 'much' is not a number" in server.log()
-    (slot, *_) = httpx.get(f"{server.url}/slots").json()
+    (slot, *_) = server.client.get_json("/slots")
     assert slot["params"]["temperature"] == 0.25
 
 
@@ -72,11 +71,8 @@ def test_a_section_of_a_preset_wins(
     presets = tmp_path / "models.ini"
     presets.write_text(f"[one]\nmodel = {model}\ntemp = 0.5\n", encoding="utf-8")
     running = start("", "--models-preset", str(presets), "--no-kv-cache")
-    body = {**ASKED, "model": "one"}
-    assert (
-        httpx.post(f"{running.url}/v1/chat/completions", json=body, timeout=60).status_code == 200
-    )
-    props = httpx.get(f"{running.url}/props", params={"model": "one"}).json()
+    running.client.chat(**ASKED, model="one")
+    props = running.client.get_json("/props?model=one")
     params = props["default_generation_settings"]["params"]
     assert params["temperature"] == 0.5
     assert params["top_k"] == 20
@@ -86,23 +82,20 @@ def test_a_section_of_a_preset_wins(
 
 def test_requests_with_tools_are_written_by_the_template_for_tools(server: Server) -> None:
     """Both templates are shown, and each prompt is written by one of them."""
-    props = httpx.get(f"{server.url}/props").json()
+    props = server.client.get_json("/props")
     assert props["chat_template"] == PLAIN
     assert props["chat_template_tool_use"] == TOOL_USE
     assert props["chat_template_caps"]["supports_tools"]
 
     def prompt(**more: Any) -> str:
-        return str(
-            httpx.post(f"{server.url}/apply-template", json={**ASKED, **more}).json()["prompt"]
-        )
+        body = {**ASKED, **more}
+        return str(server.client.post_json("/apply-template", body)["prompt"])
 
     assert "TOOL look_up" in prompt(tools=TOOLS)
     assert "TOOL" not in prompt()
-    with_tools = httpx.post(
-        f"{server.url}/v1/chat/completions", json={**ASKED, "tools": TOOLS}
-    ).json()
-    without = httpx.post(f"{server.url}/v1/chat/completions", json=ASKED).json()
-    assert with_tools["usage"]["prompt_tokens"] > without["usage"]["prompt_tokens"]
+    with_tools = server.client.chat(**ASKED, tools=TOOLS).body["usage"]
+    without = server.client.chat(**ASKED).body["usage"]
+    assert with_tools["prompt_tokens"] > without["prompt_tokens"]
 
 
 def test_a_file_with_a_template_for_tools_alone(
@@ -114,7 +107,7 @@ def test_a_file_with_a_template_for_tools_alone(
     less = ("tokenizer.chat_template",)
     copy_with(model_path("tiny-dense"), target, more, less)
     running = start("", "-m", str(target), "--no-kv-cache")
-    props = httpx.get(f"{running.url}/props").json()
+    props = running.client.get_json("/props")
     assert props["chat_template"] == TOOL_USE
     assert props["chat_template_tool_use"] == TOOL_USE
     assert "no chat template" not in running.log()
@@ -129,4 +122,4 @@ def test_a_broken_template_for_tools_is_one_line(
         "", "-m", str(copy_with(model, tmp_path / "broken.gguf", broken)), "--no-kv-cache"
     )
     assert "the model's template for tools is not used: broken chat template" in running.log()
-    assert "chat_template_tool_use" not in httpx.get(f"{running.url}/props").json()
+    assert "chat_template_tool_use" not in running.client.get_json("/props")
