@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pyctl.measure.server_process import ServerProcess
+from tests.client import Client
 from tests.page.browser import Tab
 from tests.page.conftest import SERVE, OpenTab
 from tests.page.test_looks import findings, load_axe
 from tests.unit.mcp import test_mcp_client
+from tests.waiting import until
 
 if TYPE_CHECKING:  # it may be missing
     from playwright.sync_api import Browser
@@ -28,6 +30,8 @@ def with_tools(
     child = {"command": sys.executable, "args": [test_mcp_client.CHILD, "place", "note"]}
     flags = ("--mcp-servers-json", json.dumps({"mcpServers": {"child": child}}))
     with ServerProcess((*SERVE, *flags), tmp_path_factory.mktemp("tools") / "log") as server:
+        # It serves before the child has listed its tools.
+        until(lambda: Client.to_server(server.url).get_json("/tools"))
         yield server
 
 

@@ -10,10 +10,10 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from pyctl.measure.server_process import PYCTL_SERVE, ServerProcess
+from tests.client import Client, ServerClient
 from tests.unit.mcp import test_mcp_client
 from tests.unit.mcp.test_mcp_client import are_gone, working
 from tests.waiting import until
@@ -34,20 +34,21 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     with ServerProcess(
         (*PYCTL_SERVE, "-t", "1", "-c", "8192", *flags), log, environment=secrets
     ) as server:
+        # It serves before the child has listed its tools.
+        until(lambda: client_of(server).get_json("/tools"))
         yield server
 
 
-def post(server: ServerProcess, path: str, body: Any) -> Any:
-    answer = httpx.post(f"{server.url}/{path}", json=body, timeout=120, headers=HEADERS)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+def client_of(server: ServerProcess) -> ServerClient:
+    return Client.to_server(server.url, headers=HEADERS)
 
 
 def test_a_loop_of_ten_calls_evaluates_each_token_once(server: ServerProcess) -> None:
     """Through ten calls and results no token of the conversation is evaluated twice: an agent's
     loop costs its length, not the square of it.
     """
-    listed = httpx.get(f"{server.url}/tools", timeout=60, headers=HEADERS).json()
+    client = client_of(server)
+    listed = client.get_json("/tools")
     tools = [tool["definition"] for tool in listed if tool["tool"] in ("child_place", "child_pid")]
     messages: list[dict[str, Any]] = [{"role": "user", "content": "Where are we?"}]
     n_before = 0
@@ -55,17 +56,16 @@ def test_a_loop_of_ten_calls_evaluates_each_token_once(server: ServerProcess) ->
     n_lost = 0
     for turn in range(N_CALLS):
         name = ("child_place", "child_pid")[turn % 2]
-        body = {
-            "messages": messages,
-            "tools": tools,
-            "parallel_tool_calls": False,
-            "reasoning_budget_tokens": 0,
-            "tool_choice": {"type": "function", "function": {"name": name}},
-            "thinking_budget_tokens": 8,  # without, what it thinks of a process id may have no end
-        }
-        reply = post(server, "v1/chat/completions", body)
-        timings = reply["timings"]
-        message = reply["choices"][0]["message"]
+        reply = client.chat(
+            messages,
+            tools=tools,
+            parallel_tool_calls=False,
+            reasoning_budget_tokens=0,
+            tool_choice={"type": "function", "function": {"name": name}},
+            thinking_budget_tokens=8,  # else its thoughts on a process id may have no end
+        )
+        timings = reply.timings
+        message = reply.body["choices"][0]["message"]
         # A reply's last token ends it: it was sampled and never evaluated.
         assert timings["cache_n"] >= n_before - 1
         n_lost += max(n_before - 1 - timings["cache_n"], 0)
@@ -73,9 +73,8 @@ def test_a_loop_of_ten_calls_evaluates_each_token_once(server: ServerProcess) ->
         n_evaluated += timings["prompt_n"] + timings["predicted_n"] - 1
         (call,) = message["tool_calls"]
         assert call["function"]["name"] == name
-        result = post(
-            server, "tools", {"tool": name, "params": json.loads(call["function"]["arguments"])}
-        )
+        arguments = json.loads(call["function"]["arguments"])
+        result = client.post_json("/tools", {"tool": name, "params": arguments})
         content = result.get("plain_text_response") or json.dumps(result)
         assert str(Path.cwd()) in content or content.isdigit()
         messages += [message, {"role": "tool", "tool_call_id": call["id"], "content": content}]
@@ -90,8 +89,9 @@ def test_a_call_ends_with_its_client_and_with_the_server(
     """A call and every process that it started end with its client and with the server; the server
     of the tools gets no secret of this one.
     """
-    found = json.loads(post(server, "tools", {"tool": "child_variables"})["plain_text_response"])
-    assert SECRET not in str(found)
+    client = client_of(server)
+    found = client.post_json("/tools", {"tool": "child_variables"})["plain_text_response"]
+    assert SECRET not in str(json.loads(found))
     for end in ("client", "server"):
         connection = HTTPConnection("127.0.0.1", server.port)
         path = tmp_path / end
