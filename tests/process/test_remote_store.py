@@ -7,7 +7,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.process.conftest import Server, free_port, pyctl
+from tests.process.conftest import Server, disk_cache, free_port, pyctl
 from tests.process.faulty_proxy import Answer, FaultyProxy, faulty_proxy
 from tests.process.test_restart import SYSTEM, user
 from tests.waiting import until
@@ -46,18 +45,21 @@ limits = remote_store.StoreLimits(patience={patience})
 remote_store.RemoteStore = partial(remote_store.RemoteStore, limits=limits)
 remote_store.LOOK_SECONDS = 0.1
 remote_store.MAX_FAILURES = {failures}
+remote_store.CLIENT["client_options"] |= {{"connect_timeout": "60s", "read_timeout": "600s"}}
 evaluate = LlamaBackend.evaluate
 def slowly(*args, **options):
     time.sleep(0.1)
     return evaluate(*args, **options)
 LlamaBackend.evaluate = slowly
 """
-"""Evaluating takes longer than fetching, whatever the machine."""
+"""Evaluating takes longer than fetching, whatever the machine; a read that is waited for would
+outlast the test.
+"""
 
 PATIENT = SETTINGS.format(patience=60.0, failures=3)
 TOLERANT = SETTINGS.format(patience=60.0, failures=100)
 
-IMPATIENT = SETTINGS.format(patience=1.0, failures=3)
+IMPATIENT = SETTINGS.format(patience=3.0, failures=3)
 
 
 def is_made(url: str) -> bool:
@@ -68,19 +70,11 @@ def is_made(url: str) -> bool:
 
 
 def flags(directory: Path, url: str = "s3://snapshots/team") -> list[str]:
-    return [
-        "--exact",
-        "--kv-cache-dir",
-        str(directory),
-        "--disk-prefix-cache",
-        "full",
-        "--kv-store",
-        url,
-    ]
+    return ["--exact", *disk_cache(directory), "--kv-store", url]
 
 
 def store_of(server: Server) -> dict[str, Any]:
-    found = httpx.get(f"{server.url}/cache").json()["disk"]["store"]
+    found = server.client.get_json("/cache")["disk"]["store"]
     assert isinstance(found, dict)
     return found
 
@@ -237,9 +231,12 @@ def held(answer: Answer) -> Answer:
     return replace(answer, is_held=answer.method == "GET" and answer.path.endswith(".rows"))
 
 
-def test_stalled_store_delays_only_its_request_by_a_second(
+def test_a_stalled_store_delays_its_request_alone(
     filled: Filled, proxy: FaultyProxy, start: Start, tmp_path: Path
 ) -> None:
+    """A fetch that sends nothing is given up, and its prompt evaluated; other requests and the end
+    of the server do not wait for the store.
+    """
     server = started(start, tmp_path / "b", before=IMPATIENT)
     proxy.fault = held
     with ThreadPoolExecutor(1) as pool:
@@ -250,9 +247,7 @@ def test_stalled_store_delays_only_its_request_by_a_second(
     assert evaluated.text == filled.replies[0]
     assert evaluated.source == "none"
     assert not proxy.gate.is_set()
-    began = time.monotonic()
-    assert server.stop() == 0
-    assert time.monotonic() - began < 10, "the timeout of a read"
+    assert server.stop() == 0, "without a wait for the read"
 
 
 def test_a_server_that_is_killed_in_the_middle_of_a_fetch(
