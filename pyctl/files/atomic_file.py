@@ -104,7 +104,11 @@ def open_private(path: Path, flags: int) -> int:
         if flags & os.O_EXCL:
             raise
         return os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
-    os.fchmod(descriptor, PRIVATE)
+    try:
+        os.fchmod(descriptor, PRIVATE)
+    except BaseException:
+        os.close(descriptor)
+        raise
     return descriptor
 
 

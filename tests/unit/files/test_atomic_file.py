@@ -13,7 +13,7 @@ import stat
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 
@@ -101,6 +101,14 @@ def test_what_exists_keeps_its_mode(tmp_path: Path) -> None:
         make_private(file)
     with pytest.raises(FileExistsError):
         open_private(file, os.O_WRONLY | os.O_EXCL)
+
+
+def test_a_new_file_without_its_mode_is_closed(tmp_path: Path) -> None:
+    opened = os.listdir("/proc/self/fd")
+    refused = patch("os.fchmod", side_effect=PermissionError("no chmod here"))
+    with refused, pytest.raises(PermissionError, match="no chmod here"):
+        open_private(tmp_path / "file", os.O_WRONLY)
+    assert os.listdir("/proc/self/fd") == opened
 
 
 def hold_open(path: str, ready: object) -> None:
