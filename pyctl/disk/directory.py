@@ -169,6 +169,7 @@ class CacheDirectory:
         """
         # The outer hold keeps the mirror this thread's until it shows what the transaction did.
         with _as_os_error(), self._index.idle():
+            transaction = None
             try:
                 with self._index.writing() as connection:
                     self._catch_up(connection, self.auxiliary_bytes())
@@ -176,8 +177,11 @@ class CacheDirectory:
                     yield transaction
                     file_bytes = transaction.file_bytes
             except BaseException:
+                if transaction is not None:
+                    transaction.restore_files()
                 self._mirror.invalidate()
                 raise
+            transaction.remove_files()
             if is_shown or transaction.changes:
                 self._mirror.apply(transaction.changes, file_bytes, self.auxiliary_bytes())
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from pyctl.disk.graph import FileGraph
 from pyctl.disk.index import Index, Key, Record, file_path
 from pyctl.disk.index_mirror import FileChange, IndexMirror
 from pyctl.disk.segment_files import remove_file
+from pyctl.files.atomic_file import temp_name
 
 __all__ = ["Transaction"]
 
@@ -21,6 +24,11 @@ class Transaction:
     Made by `CacheDirectory.changing`. A caller that changes `graph` also changes the index and the
     files, or calls `discard_graph`. ``connection`` is for the statements of `Index` that concern no
     file.
+
+    Files that it removes get temp names first, and go after the commit: a transaction that fails
+    gives them their names back. Their names have to be free before the commit, since another
+    process may write a file of the same name after it. Of a process that is killed in between,
+    recovery removes the temp files and the rows.
     """
 
     def __init__(self, connection: sqlite3.Connection, mirror: IndexMirror, path: Path) -> None:
@@ -28,6 +36,8 @@ class Transaction:
         self.changes: list[FileChange] = []
         self._mirror = mirror
         self._path = path
+        self._removed: dict[Path, Path] = {}
+        """The files to remove at the commit: temp name, own name."""
 
     @property
     def graph(self) -> FileGraph:
@@ -50,11 +60,34 @@ class Transaction:
         self.changes.append((record, True))
 
     def delete(self, records: Iterable[Record]) -> None:
-        """Remove files, which the graph has dropped already, and their rows of the index."""
+        """Remove files, which the graph has dropped already, and their rows of the index. Raises
+        OSError if a file cannot be removed.
+        """
         for record in records:
             Index.delete(self.connection, record.key)
-            remove_file(file_path(self._path, record.key))
+            self._set_aside(file_path(self._path, record.key))
             self.changes.append((record, False))
+
+    def _set_aside(self, path: Path) -> None:
+        if path.parent.is_symlink() or path.is_symlink() or not path.is_file():
+            remove_file(path)  # nothing to give a name back to
+            return
+        temp = path.with_name(temp_name())
+        os.rename(path, temp)
+        self._removed[temp] = path
+
+    def remove_files(self) -> None:
+        """Remove the deleted files from the drive, after the commit."""
+        for temp in self._removed:
+            remove_file(temp)
+        self._removed.clear()
+
+    def restore_files(self) -> None:
+        """Give the deleted files their names back, after a rollback."""
+        for temp, path in self._removed.items():
+            with suppress(OSError):  # what the drive refuses stays a miss until the next recovery
+                os.rename(temp, path)
+        self._removed.clear()
 
     def shrink(self, file_budget: int) -> int:
         """Remove the least valuable files until ``file_budget`` bytes of snapshots or only pinned

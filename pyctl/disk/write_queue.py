@@ -29,8 +29,8 @@ What a kill -9 leaves:
 
   in 1 or 2         temp files without a lock, which the next recovery removes.
   in 3, uncommitted SQLite rolls back. Renamed files have no row: recovery adopts those that make a
-                    whole snapshot and removes the rest. Evicted files have a row again: recovery
-                    removes it, and a restore that comes earlier is a miss.
+                    whole snapshot and removes the rest. Evicted files have a row again and only a
+                    temp name: recovery removes both, and a restore that comes earlier is a miss.
   after 3           everything is there; a power loss before 4 may take names back, which leaves
                     rows without files, as above.
 

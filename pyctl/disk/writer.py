@@ -221,9 +221,8 @@ class StoreWriter:
         Return the bytes of the new files: 0 if there is no room for them or no need, or if the
         ``snapshot`` is no longer for the disk; None if the directory lacks a file of ``chain``.
 
-        The evicted files go last, so that a rename that fails loses none of them. The drive holds
-        no more bytes for that: it has the new files already, under their temp names. They go before
-        the commit all the same, since another process may write a file of the same name after it.
+        If anything fails, the new files go and the evicted ones stay. The drive holds no more bytes
+        for that: it has the new files already, under their temp names.
         """
         state_path, state = next(item for item in temps.items() if item[1].is_state)
         renamed: list[Path] = []

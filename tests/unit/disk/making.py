@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 
@@ -189,6 +192,23 @@ def on_disk(directory: Path) -> list[Path]:
     return sorted(
         path for home in homes for path in home.iterdir() if path.name not in (RULES, SIZES)
     )
+
+
+@contextmanager
+def failing(call: str, after: int, lasts: int, number: int) -> Iterator[None]:
+    """Let ``lasts`` calls of `os` fail, ``after`` others have succeeded."""
+    real = getattr(os, call)
+    n_calls = 0
+
+    def run(*args: object, **options: object) -> object:
+        nonlocal n_calls
+        n_calls += 1
+        if after < n_calls <= after + lasts:
+            raise OSError(number, os.strerror(number))
+        return real(*args, **options)
+
+    with patch.object(os, call, run):
+        yield
 
 
 def check_directory(store: DirectStore) -> None:

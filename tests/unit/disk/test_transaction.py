@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
+
+import pytest
 
 from pyctl.disk.file_format import StateName
 from pyctl.disk.index import Index, file_path
-from tests.unit.disk.making import DirectStore, check_directory, conversation
+from tests.unit.disk.making import (
+    DirectStore,
+    check_directory,
+    check_read,
+    conversation,
+    failing,
+)
 from tests.unit.engine.drive import ManualClock
 
 Opener = Callable[..., DirectStore]
@@ -25,6 +34,37 @@ def test_shrinking_removes_files_and_rows(open_store: Opener) -> None:
         assert transaction.shrink(n_before) == 0
     assert 0 < freed < n_before
     assert sum(path.exists() for path in paths) < len(paths)
+    check_directory(store)
+
+
+def test_a_transaction_that_fails_keeps_the_files_that_it_removed(open_store: Opener) -> None:
+    store = open_store()
+    made = conversation(1)
+    for each in made:
+        store.write(each)
+
+    def fail() -> None:
+        with store.directory.changing() as transaction:
+            transaction.shrink(0)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    for each in made:
+        check_read(store, each)
+    check_directory(store)
+
+
+def test_an_eviction_that_the_drive_refuses_midway_evicts_nothing(open_store: Opener) -> None:
+    store = open_store()
+    made = conversation(1)
+    for each in made:
+        store.write(each)
+    refused = failing("rename", after=2, lasts=1, number=errno.EIO)
+    with refused, pytest.raises(OSError, match="Input/output"):
+        store.directory.prune(0)
+    for each in made:
+        check_read(store, each)
     check_directory(store)
 
 

@@ -7,11 +7,9 @@ import itertools
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -36,6 +34,7 @@ from tests.unit.disk.making import (
     check_equal,
     check_read,
     conversation,
+    failing,
     on_disk,
 )
 from tests.unit.engine.drive import ManualClock
@@ -68,29 +67,11 @@ def conversations(is_exact: bool) -> list[Snapshot]:
     return made
 
 
-@contextmanager
-def failing(call: str, after: int, lasts: int, number: int) -> Iterator[None]:
-    """Let ``lasts`` calls of `os` fail, ``after`` others have succeeded."""
-    real = getattr(os, call)
-    n_calls = 0
-
-    def run(*args: object, **options: object) -> object:
-        nonlocal n_calls
-        n_calls += 1
-        if after < n_calls <= after + lasts:
-            raise OSError(number, os.strerror(number))
-        return real(*args, **options)
-
-    with patch.object(os, call, run):
-        yield
-
-
 class WriterHistories(RuleBasedStateMachine):
     """A state machine of two processes on one directory, whose disk fails now and then.
 
     After any order of writes, evictions, removals, failures and restarts, each snapshot that is
-    reported as stored is read back to the same bytes. A write that fails changes nothing, unless
-    its last step, the removal of evicted files, has begun.
+    reported as stored is read back to the same bytes. A write that fails changes nothing.
     """
 
     @initialize(budget=st.sampled_from([None, 4_000, 8_000]))
@@ -141,14 +122,12 @@ class WriterHistories(RuleBasedStateMachine):
             name = StateName.from_prefix(snapshot.prefix)
             self.check_failed(store, name, failure["call"], before)
         if failure["call"] == "unlink":
-            store.directory.recover()  # evicted files that went, temp files that did not
+            store.directory.recover()  # temp files that did not go
 
     def check_failed(
         self, store: DirectStore, name: StateName, call: str, before: dict[StateName, bool]
     ) -> None:
         after = dict(store.folder.states)
-        if call == "unlink":
-            return  # the removal of evicted files had begun
         if call in ("fsync", "open") and after != before:
             assert name in after, "the folder was not synced, but all is published"
         else:
