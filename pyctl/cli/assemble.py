@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -21,10 +21,11 @@ from pyctl.chat.constraint import json_constraint
 from pyctl.chat.replay import DEFAULT_REPLAY_BYTES, Replay
 from pyctl.chat.template import Template
 from pyctl.cli.arguments import CommandSettings
-from pyctl.cli.defaults import cache_budget, stored_bytes
+from pyctl.cli.defaults import cache_budget
 from pyctl.cli.logs import LoadProgress
 from pyctl.cli.model_paths import check_files, with_model
-from pyctl.cli.open_disk import open_disk
+from pyctl.cli.open_disk import open_directory, open_disk
+from pyctl.disk.directory import CacheDirectory
 from pyctl.disk.disk import Disk
 from pyctl.disk.file_format import REPLIES
 from pyctl.engine.admin import EngineAdmin
@@ -99,15 +100,17 @@ def assemble(
     context = context or LoadContext(AppState(settings.server))
     settings = with_model(settings)
     check_files(settings)
-    loaded, budget = _load(settings, report, context)
+    with ExitStack() as undone:  # if anything below fails, the caller gets nothing to close
+        directory = open_directory(settings.disk)
+        if directory is not None:
+            undone.callback(directory.close)
+        loaded, budget = _load(settings, report, context, directory)
+        undone.callback(loaded.backend.unload)
+        chat_format, tier = _chat_format(settings, loaded, directory)
+        undone.pop_all()
     context.threads = loaded.backend.threads
     if warning := too_many_threads(context.threads, os.cpu_count() or 1):
         log.warning("%s", warning)
-    try:
-        chat_format, tier = _chat_format(settings, loaded)
-    except BaseException:
-        loaded.backend.unload()
-        raise
     remembered = CacheDrafts() if loaded.drafts.has("cache") else None
     speculation = _speculation(settings, loaded, remembered)
     info = replace(loaded.info, draft_types=speculation.names)
@@ -165,13 +168,15 @@ def _with_recommended(replies: ReplySettings, recommended: Mapping[str, Any]) ->
     return replace(replies, sampling=replace(replies.sampling, **used))
 
 
-def _chat_format(settings: CommandSettings, loaded: Loaded) -> tuple[ChatFormat, Disk | None]:
-    """Return the model's chat format, and the disk whose directory keeps its replies."""
+def _chat_format(
+    settings: CommandSettings, loaded: Loaded, directory: CacheDirectory | None
+) -> tuple[ChatFormat, Disk | None]:
+    """Return the model's chat format, and the disk whose ``directory`` keeps its replies."""
     chat = settings.format
     info = loaded.info
     exact = settings.engine.exact
     template = _template(chat.chat_template, info)
-    disk = open_disk(settings.disk, loaded)
+    disk = open_disk(settings.disk, directory, loaded) if directory is not None else None
     # With the snapshots: the prompts of both must be the same after a restart.
     replay = Replay(chat.prompt_replay)
     if disk is not None:
@@ -205,12 +210,14 @@ def _template(given: str, info: EngineInfo) -> Template:
 
 
 def _load(
-    settings: CommandSettings, report: Progress, context: LoadContext
+    settings: CommandSettings,
+    report: Progress,
+    context: LoadContext,
+    directory: CacheDirectory | None,
 ) -> tuple[Loaded, int | None]:
     """Return the model and the bytes of RAM for snapshots, None for no limit, with memory made
-    ready for them.
+    ready for those that ``directory`` has.
     """
-    disk = settings.disk
     budget = context.ram.n_bytes if context.ram is not None else cache_budget(settings.cache, None)
 
     def announce(resolved: Resolved) -> None:
@@ -232,8 +239,12 @@ def _load(
         if settings.model.n_gpu_layers != 0 and not context.is_pinned:
             # While the model loads; what a restart will bring back goes into memory that is ready
             # for it.
-            unwritten = settings.engine.device.max_unwritten(budget) if disk.cache_dir else 0
-            reserve_pinned(budget, stored_bytes(disk), unwritten)
+            n_stored = 0
+            unwritten = 0
+            if directory is not None:
+                n_stored = directory.n_bytes
+                unwritten = settings.engine.device.max_unwritten(budget)
+            reserve_pinned(budget, n_stored, unwritten)
             context.is_pinned = True
 
     with LoadProgress(settings.model.path) as progress:

@@ -9,7 +9,7 @@ import errno
 import logging
 import sys
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +27,6 @@ __all__ = [
     "cache_budget",
     "is_full",
     "log_cache_dir",
-    "stored_bytes",
     "with_directory",
     "with_shared_budget",
 ]
@@ -160,12 +159,3 @@ def _disk_mib(disk: DiskSettings, free: int) -> int:
             f"{disk.free_part * MIN_DISK // MIB:,}"
         )
     return min(disk.disk_mib, free // disk.free_part // MIB)
-
-
-def stored_bytes(disk: DiskSettings) -> int:
-    """Return the bytes of the cache directory; 0 without one, or if it cannot be read."""
-    if not disk.cache_dir:
-        return 0
-    with suppress(OSError), closing(CacheDirectory(Path(disk.cache_dir).expanduser())) as directory:
-        return directory.n_bytes
-    return 0
