@@ -458,10 +458,30 @@ def _request_fields(
 def _resolve(
     parsed: ParsedFlags, environ: Mapping[str, str]
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Combine several flags for one value."""
+    """Return the values of the settings, in which several flags are combined, and warnings."""
     values = dict(parsed.values)
     warnings = [f"without effect here: {', '.join(parsed.unused)}"] if parsed.unused else []
+    _combine_flags(parsed, values)
+    values["template_kwargs"] = _template_kwargs(values)
+    n_batch = values.get("n_batch", ModelSettings.n_batch)
+    if values.get("n_ubatch", 0) > n_batch:
+        warnings.append(f"--ubatch-size {values['n_ubatch']} is cut to --batch-size {n_batch}")
+        values["n_ubatch"] = n_batch
+    downloads = [parsed.typed[dest] for dest in ("hf_repo", "model_url") if dest in parsed.typed]
+    if values.get("path") and downloads:
+        # As in llama-server, the file is where that model was to be kept; here it is the model.
+        warnings.append(
+            f"{downloads[0]} has no effect with {parsed.typed.get('path', 'LLAMA_ARG_MODEL')}"
+        )
+    warnings += _choose_directory(parsed, environ, values)
+    if values.get("n_pooled"):
+        _check_pool(values)
+    _choose_automatic_drafts(values)
+    return values, tuple(warnings)
 
+
+def _combine_flags(parsed: ParsedFlags, values: dict[str, Any]) -> None:
+    """Set the values that follow from several flags, or from one for several of them."""
     if _chosen(parsed, "load_mode", ("mmap", "mlock")):
         mapped = values.get("mmap", True)
         locked = values.get("mlock", False)
@@ -480,46 +500,36 @@ def _resolve(
         }
     if _chosen(parsed, "chat_template", ("template_file",)):
         values["chat_template"] = values["template_file"]
+    if any(values.get(dest) for dest in ("mcp_config", "mcp_json")) and "origins" not in values:
+        values["origins"] = "localhost"  # as in llama-server
+    if values.get("rerank"):
+        values |= {"embeddings": True, "pooling": "rank"}
+    values["api_keys"] = (*values.get("api_keys", ()), *values.get("key_file", ()))
+    if values.get("lora_unapplied"):
+        values["lora"] = tuple((path, 0.0) for path, _ in values.get("lora", ()))
+    if "n_ctx_per_seq" in values and not values.get("n_ctx"):
+        values["n_ctx"] = values["n_ctx_per_seq"] * values["n_seqs"]
 
-    n_batch = values.get("n_batch", ModelSettings.n_batch)
-    if values.get("n_ubatch", 0) > n_batch:
-        warnings.append(f"--ubatch-size {values['n_ubatch']} is cut to --batch-size {n_batch}")
-        values["n_ubatch"] = n_batch
+
+def _template_kwargs(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of the chat template, with those that flags of their own set."""
     kwargs = dict(values.get("template_kwargs", {}))
     if values.get("reasoning", "auto") != "auto":
         kwargs["enable_thinking"] = values["reasoning"] == "on"
     if values.get("reasoning_effort", "default") != "default":
         kwargs["reasoning_effort"] = values["reasoning_effort"]
     preserve = bool(values.get("reasoning_preserve", kwargs.pop("preserve_reasoning", True)))
-    values["template_kwargs"] = {**keep_reasoning(preserve), **kwargs}
-    if values.get("path") and (
-        download := [parsed.typed[x] for x in ("hf_repo", "model_url") if x in parsed.typed]
-    ):
-        # As in llama-server, the file is where that model was to be kept; here it is the model.
-        warnings.append(
-            f"{download[0]} has no effect with {parsed.typed.get('path', 'LLAMA_ARG_MODEL')}"
-        )
-    if any(values.get(dest) for dest in ("mcp_config", "mcp_json")) and "origins" not in values:
-        values["origins"] = "localhost"  # as in llama-server
-    if values.get("rerank"):
-        values |= {"embeddings": True, "pooling": "rank"}
-    warnings += _choose_directory(parsed, environ, values)
-    if values.get("n_pooled"):
-        _check_pool(values)
-    values["api_keys"] = (*values.get("api_keys", ()), *values.get("key_file", ()))
+    return {**keep_reasoning(preserve), **kwargs}
+
+
+def _choose_automatic_drafts(values: dict[str, Any]) -> None:
+    """Let loading choose the drafts of a model if no flag excludes or names them."""
     others = ("draft_types", "draft_path", "draft_repo", "exact", "embeddings", "n_pooled")
-    if (
-        _names_model(values)
-        and values.get("fit", True)
-        and not any(values.get(dest) for dest in others)
-    ):
-        values["draft_types"] = PRIVATE if len(values["api_keys"]) > 1 else AUTOMATIC
-        values.setdefault("n_draft", AUTOMATIC_LENGTH)
-    if values.get("lora_unapplied"):
-        values["lora"] = tuple((path, 0.0) for path, _ in values.get("lora", ()))
-    if "n_ctx_per_seq" in values and not values.get("n_ctx"):
-        values["n_ctx"] = values["n_ctx_per_seq"] * values["n_seqs"]
-    return values, tuple(warnings)
+    is_chosen = any(values.get(dest) for dest in others)
+    if is_chosen or not (_names_model(values) and values.get("fit", True)):
+        return
+    values["draft_types"] = PRIVATE if len(values["api_keys"]) > 1 else AUTOMATIC
+    values.setdefault("n_draft", AUTOMATIC_LENGTH)
 
 
 def _names_model(values: Mapping[str, Any]) -> bool:

@@ -113,6 +113,35 @@ def find_models(
     if router.models_dir:
         for name, files in models_in(Path(router.models_dir).expanduser()).items():
             models[name] = _Known("models_dir", files)
+    general = _add_sections(router, models)
+    if not models:
+        raise ConfigError(
+            "no models: --models-dir has no GGUF file, and no section of --models-preset names one"
+        )
+    if len(models) > MAX_MODELS:
+        raise ConfigError(f"{len(models)} models are more than {MAX_MODELS}")
+    presets = [
+        _preset(router, name, model, general, argv, environ)
+        for name, model in sorted(models.items())
+    ]
+    _log_warnings(router, presets, parse_serve(argv, environ).warnings)
+    used = {path for each in presets if each.hides for path in _fetched_by(each.settings, environ)}
+    hidden = {
+        name for name, path in fetched.items() if path in used and models[name].origin == "cache"
+    }
+    return [
+        replace(each, card=replace(each.card, is_hidden=each.card.name in hidden))
+        for each in presets
+    ]
+
+
+def _add_sections(router: RouterSettings, models: dict[str, _Known]) -> dict[str, str]:
+    """Add the sections of the preset file to ``models``, and those that only it names; return the
+    general section.
+
+    Raises ConfigError for a key that is unknown or has no effect in a section, and for a section
+    without a model.
+    """
     sections = read_presets(Path(router.preset_path).expanduser()) if router.preset_path else {}
     for name, section in sections.items():
         for key in section:
@@ -140,25 +169,7 @@ def find_models(
                     f"{where}: unknown key {unknown[0]}{did_you_mean(unknown[0], _keys())}"
                 )
             raise ConfigError(f"{where} needs the key model or hf-repo: no such model is here")
-    if not models:
-        raise ConfigError(
-            "no models: --models-dir has no GGUF file, and no section of --models-preset names one"
-        )
-    if len(models) > MAX_MODELS:
-        raise ConfigError(f"{len(models)} models are more than {MAX_MODELS}")
-    presets = [
-        _preset(router, name, model, general, argv, environ)
-        for name, model in sorted(models.items())
-    ]
-    _log_warnings(router, presets, parse_serve(argv, environ).warnings)
-    used = {path for each in presets if each.hides for path in _fetched_by(each.settings, environ)}
-    hidden = {
-        name for name, path in fetched.items() if path in used and models[name].origin == "cache"
-    }
-    return [
-        replace(each, card=replace(each.card, is_hidden=each.card.name in hidden))
-        for each in presets
-    ]
+    return general
 
 
 _HEADER = re.compile(r"\[[ \t]*([^\]\s][^\]]*)\][ \t]*([;#].*)?")
@@ -258,7 +269,6 @@ def _preset(
     } | known.section
     where = f"{router.preset_path}: [{name}]" if section else name
     shared = [key for key in section if _dest(key) in _SHARED]
-    shown = {key: value for key, value in section.items() if _dest(key) not in _SECRET}
     try:
         own = [
             *known.argv,
@@ -277,18 +287,8 @@ def _preset(
         }
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
-    card = ModelCard(
-        name,
-        tuple(alias for alias in aliases if alias != name),
-        tuple(sorted(set(settings.model.tags))),
-        settings.model.path,
-        known.origin,
-        ("pyctl", "serve", *known.argv, *_argv(shown)),
-        "".join(f"{key} = {value}\n" for key, value in shown.items()),
-        bool(settings.vision.mmproj_path or settings.hub.mmproj_url or settings.hub.hf_repo),
-    )
     return Preset(
-        card,
+        _card(name, known, section, aliases, settings),
         replace(settings, model=replace(settings.model, alias=(name,))),
         on_start=facts.get("load-on-startup", False),
         keeps=facts.get("keep", False),
@@ -298,6 +298,29 @@ def _preset(
             *settings.warnings,
             *(f"{key} has no effect: all models share --cache-ram" for key in shared),
         ),
+    )
+
+
+def _card(
+    name: str,
+    known: _Known,
+    section: Mapping[str, str],
+    aliases: Sequence[str],
+    settings: CommandSettings,
+) -> ModelCard:
+    """Return the description of the model ``name`` for clients, without the secrets of its
+    ``section``.
+    """
+    shown = {key: value for key, value in section.items() if _dest(key) not in _SECRET}
+    return ModelCard(
+        name,
+        tuple(alias for alias in aliases if alias != name),
+        tuple(sorted(set(settings.model.tags))),
+        settings.model.path,
+        known.origin,
+        ("pyctl", "serve", *known.argv, *_argv(shown)),
+        "".join(f"{key} = {value}\n" for key, value in shown.items()),
+        bool(settings.vision.mmproj_path or settings.hub.mmproj_url or settings.hub.hf_repo),
     )
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
+from typing import TypeAlias
 from urllib.parse import quote, unquote
 
 import httpx
@@ -64,6 +65,10 @@ MIB = 2**20
 _STEP = 2**20
 _NOTE_BYTES = 64 * _STEP
 _TRANSIENT = frozenset((408, 425, 429, 500, 502, 503, 504))
+
+
+Show: TypeAlias = Callable[[int, int | None], None]
+"""Shows the bytes that are here, and all bytes if their number is known."""
 
 
 class _Broken(Exception):
@@ -187,41 +192,51 @@ def download(
             if lines is not None:
                 lines.reached(n_bytes, total)
 
-        furthest = failures = 0
-        while True:
-            try:
-                _receive(client, url, part, show)
-                break
-            except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-                if not part.n_bytes:
-                    raise _refusal(url, error) from error
-                reason: Exception = error
-            except (
-                _Broken,
-                httpx.TimeoutException,
-                httpx.NetworkError,
-                httpx.RemoteProtocolError,
-            ) as error:
-                reason = error
-            except httpx.HTTPError as error:
-                raise _refusal(url, error) from error
-            failures = 1 if part.n_bytes >= furthest + _STEP else failures + 1
-            furthest = max(furthest, part.n_bytes)
-            if failures >= MAX_TRIES:
-                raise _refusal(url, reason) from reason
-            log.warning(
-                "%s interrupted after %d bytes (%s); resuming",
-                _without_secrets(url),
-                part.n_bytes,
-                error_text(reason),
-            )
-            time.sleep(pause_seconds * 2 ** (failures - 1))
+        _receive_all(client, url, part, show, pause_seconds)
         part.finish(target)
 
 
-def _receive(
-    client: httpx.Client, url: httpx.URL, part: _Part, show: Callable[[int, int | None], None]
+def _receive_all(
+    client: httpx.Client, url: httpx.URL, part: _Part, show: Show, pause_seconds: float
 ) -> None:
+    """Let ``part`` grow to the end of the file, and resume while that brings it further.
+
+    The pause after a failure doubles with each one that follows without progress. Raises
+    ConfigError after `MAX_TRIES` of them, or if no further try can help.
+    """
+    furthest = 0
+    failures = 0
+    while True:
+        try:
+            _receive(client, url, part, show)
+            return
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            if not part.n_bytes:
+                raise _refusal(url, error) from error
+            reason: Exception = error
+        except (
+            _Broken,
+            httpx.TimeoutException,
+            httpx.NetworkError,
+            httpx.RemoteProtocolError,
+        ) as error:
+            reason = error
+        except httpx.HTTPError as error:
+            raise _refusal(url, error) from error
+        failures = 1 if part.n_bytes >= furthest + _STEP else failures + 1
+        furthest = max(furthest, part.n_bytes)
+        if failures >= MAX_TRIES:
+            raise _refusal(url, reason) from reason
+        log.warning(
+            "%s interrupted after %d bytes (%s); resuming",
+            _without_secrets(url),
+            part.n_bytes,
+            error_text(reason),
+        )
+        time.sleep(pause_seconds * 2 ** (failures - 1))
+
+
+def _receive(client: httpx.Client, url: httpx.URL, part: _Part, show: Show) -> None:
     """Let ``part`` grow to the end of the file. Raises ConfigError if no further try can help."""
     resume = (
         {"Range": f"bytes={part.n_bytes}-", "If-Range": part.validator}
