@@ -42,18 +42,20 @@ __all__ = ["ContextLimits", "LlamaBackend", "ModelOpener", "OpenModel"]
 
 
 class OpenModel(NamedTuple):
-    """A loaded llama_model and a llama_context of it, both owned by the receiver.
+    """A loaded llama_model and what is open on it, all owned by the receiver.
 
     Attributes:
         model: The llama_model.
         ctx: The llama_context.
         tokenizer: A tokenizer that stays usable while the model is unloaded, so that the model
             needs no texts of tokens; None for a tokenizer of the model itself.
+        embedder: The embedder of the model, None without embeddings.
     """
 
     model: Any
     ctx: Any
     tokenizer: LlamaTokenizer | None = None
+    embedder: Embedder | None = None
 
 
 class ModelOpener(Protocol):
@@ -66,10 +68,6 @@ class ModelOpener(Protocol):
         """Return the draft model for the context ``ctx``; None if there is none, or it cannot draft
         for this model. ``attach`` attaches `Pulse` to the context of the draft model.
         """
-        return None
-
-    def open_embedder(self, model: Any) -> Embedder | None:
-        """Return the embedder of the model, None without embeddings."""
         return None
 
     def identify(self, backend: LlamaBackend) -> str:
@@ -127,7 +125,7 @@ class LlamaBackend:
         return int(api.llama_n_threads_batch(self.ctx)), int(api.llama_n_threads(self.ctx))
 
     def load(self) -> None:
-        self.model, self.ctx, tokenizer = self._opener.open()
+        self.model, self.ctx, tokenizer, self.embedder = self._opener.open()
         try:
             self._attach(tokenizer)
         except BaseException:
@@ -156,7 +154,6 @@ class LlamaBackend:
         self._attach_drafts(address)
         # Blocks include the parts of the draft model.
         self.memory.measure()
-        self._attach_embedder()
         # Images depend on the shape of the memory.
         self._attach_encoder()
 
@@ -184,6 +181,7 @@ class LlamaBackend:
             n_ubatch=n_ubatch,
             n_outputs=max(self._limits.n_outputs, n_seqs),
             batch_cost=self._limits.batch_cost,
+            n_embed=self.embedder.n_max if self.embedder is not None else 0,
         )
         self.batch = Batch(max(n_ubatch, n_seqs))
         self.outputs = Outputs(self.ctx, self.tokenizer.n_vocab)
@@ -201,11 +199,6 @@ class LlamaBackend:
         self.memory.drafts = DraftMirror(model, address)
         if model is not None:
             self.facts = replace(self.facts, draft_type=model.type)
-
-    def _attach_embedder(self) -> None:
-        self.embedder = self._opener.open_embedder(self.model)
-        if self.embedder is not None:
-            self.facts = replace(self.facts, n_embed=self.embedder.n_max)
 
     def _attach_encoder(self) -> None:
         if self.encoder is None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeGuard
 
 from pyctl.engine.backend import EngineInfo
 from pyctl.llama.draft.draft_model import Attach, DraftModel
-from pyctl.llama.embedder import Embedder
 from pyctl.llama.fingerprint import fingerprint, shared_split
 from pyctl.llama.fit.fitting import fit_all
 from pyctl.llama.fit.resolve import resolve
@@ -150,21 +149,20 @@ class _Opener(ModelOpener):
         resolved = self._resolved
         settings = resolved.model if self._needs_token_texts else without_texts(resolved)
         params = ModelParams(settings, with_head=resolved.drafts.uses_own_head)
-        model = load_model(Path(resolved.model.path), params, self._progress)
-        try:
+        of_context = context_params(resolved, resolved.n_cells)
+        with ExitStack() as undone:
+            model = load_model(resolved.path, params, self._progress)
+            undone.callback(api.llama_model_free, model)
             # Before the context is made: if the vocabulary fails, only the model is to be freed.
             tokenizer = self._vocabulary.result()
-            ctx = make_context(model, resolved.model, context_params(resolved, resolved.n_cells))
-            return OpenModel(model, ctx, tokenizer)
-        except BaseException:
-            api.llama_model_free(model)
-            raise
+            ctx = make_context(model, resolved.model.lora, of_context)
+            undone.callback(api.llama_free, ctx)
+            embedder = open_embedder(model, resolved) if resolved.model.embeddings else None
+            undone.pop_all()
+        return OpenModel(model, ctx, tokenizer, embedder)
 
     def open_drafts(self, model: Any, ctx: Any, attach: Attach) -> DraftModel | None:
         return open_draft(self._resolved, model, ctx, attach)
-
-    def open_embedder(self, model: Any) -> Embedder | None:
-        return open_embedder(model, self._resolved) if self._resolved.model.embeddings else None
 
     def identify(self, backend: LlamaBackend) -> str:
         return fingerprint(backend, self._resolved)

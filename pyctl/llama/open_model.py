@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from pyctl.errors import ModelError, UnavailableError
 from pyctl.llama.embedder import Embedder
@@ -61,8 +61,12 @@ def load_model(
     return model
 
 
-def make_context(model: Any, settings: ModelSettings, params: Any) -> Any:
-    """Return a llama_context of ``model`` with the adapters of ``settings``. Raises ModelError."""
+Adapters: TypeAlias = Sequence[tuple[str, float]]
+"""LoRA adapters: path, scale."""
+
+
+def make_context(model: Any, adapters: Adapters, params: Any) -> Any:
+    """Return a llama_context of ``model`` with ``adapters``. Raises ModelError."""
     forget_log_errors()
     ctx = api.llama_init_from_model(model, params)
     if not ctx:
@@ -71,20 +75,20 @@ def make_context(model: Any, settings: ModelSettings, params: Any) -> Any:
             f"cannot make the context of {params.n_ctx} tokens: {reason}; try a smaller --ctx-size"
         )
     try:
-        _apply_adapters(model, ctx, settings)
+        _apply_adapters(model, ctx, adapters)
     except BaseException:
         api.llama_free(ctx)
         raise
     return ctx
 
 
-def _apply_adapters(model: Any, ctx: Any, settings: ModelSettings) -> None:
-    """Load LoRA adapters, which the model then owns, and apply them to ``ctx``."""
-    if not settings.lora:
+def _apply_adapters(model: Any, ctx: Any, adapters: Adapters) -> None:
+    """Load ``adapters``, which the model then owns, and apply them to ``ctx``."""
+    if not adapters:
         return
     forget_log_errors()
     handles = []
-    for path, _ in settings.lora:
+    for path, _ in adapters:
         handle = api.llama_adapter_lora_init(model, str(Path(path).expanduser()).encode())
         if not handle:
             raise ModelError(
@@ -92,7 +96,7 @@ def _apply_adapters(model: Any, ctx: Any, settings: ModelSettings) -> None:
             )
         handles.append(ctypes.cast(handle, ctypes.c_void_p).value)
     array = (ctypes.c_void_p * len(handles))(*handles)
-    scales = (ctypes.c_float * len(handles))(*(scale for _, scale in settings.lora))
+    scales = (ctypes.c_float * len(handles))(*(scale for _, scale in adapters))
     pointer = ctypes.cast(array, ctypes.POINTER(api.llama_adapter_lora_p_ctypes))
     if api.llama_set_adapters_lora(ctx, pointer, len(handles), scales) != 0:
         raise ModelError(f"cannot use the adapters: {last_log_error('llama.cpp gave no reason')}")
@@ -117,4 +121,4 @@ def open_embedder(model: Any, resolved: Resolved) -> Embedder:
     params.n_outputs_max_per_seq = n_ubatch
     params.embeddings = True
     params.pooling_type = POOLING.get(settings.pooling, -1)
-    return Embedder(model, make_context(model, settings, params))
+    return Embedder(model, make_context(model, settings.lora, params))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyctl.errors import ModelError
 from pyctl.llama.library import extension
@@ -27,8 +27,9 @@ from pyctl.llama.settings.draft_settings import (
 
 __all__ = [
     "BlockShape",
+    "DraftFile",
     "block_shape",
-    "check_target",
+    "check_draft",
     "vocabulary_difference",
     "with_inferred_type",
 ]
@@ -87,12 +88,53 @@ def block_shape(path: Path) -> BlockShape:
     return BlockShape(type, maximum, is_anchored, number("selector_top_k", 0), is_causal, is_sure)
 
 
-def check_target(head: FileHead, path: str, target: Any) -> tuple[int, ...]:
-    """Return the layers of the llama_model ``target`` whose inputs the file ``path`` with ``head``
-    reads; -1: the output of the last.
+class DraftFile(NamedTuple):
+    """The model that drafts: one of its own, or the target itself if that has a head.
+
+    Attributes:
+        path: Its file.
+        head: The metadata of its first file.
+        model: The llama_model, with or without weights.
+    """
+
+    path: str
+    head: FileHead
+    model: Any
+
+
+def check_draft(drafts: DraftSettings, file: DraftFile, target: Any) -> tuple[int, ...]:
+    """Return the layers of the llama_model ``target`` whose inputs ``file`` reads, none if it
+    drafts without them.
+
+    Raises ModelError unless it can draft for ``target`` in the way of ``drafts``.
+    """
+    if drafts.has("draft-mtp"):
+        _check_head(file, target)
+    return _target_layers(file, target) if drafts.has(*FEATURE_TYPES) else ()
+
+
+def _check_head(file: DraftFile, target: Any) -> None:
+    """Raise ModelError unless ``file`` has a draft head for the llama_model ``target``."""
+    if api.llama_model_n_layer_nextn(file.model) != 1:
+        raise ModelError(
+            f"{file.path} has no head for --spec-type draft-mtp: it needs one nextn block. "
+            "Leave the flag out, or use a file with the head: most have MTP in their name or "
+            "their repository's"
+        )
+    own = int(api.llama_model_n_embd(file.model))
+    width = int(api.llama_model_n_embd(target))
+    if own != width:
+        raise ModelError(f"{file.path} has no head for this model: it is {own} wide, not {width}")
+
+
+def _target_layers(file: DraftFile, target: Any) -> tuple[int, ...]:
+    """Return the layers of the llama_model ``target`` whose inputs ``file`` reads; -1: the output
+    of the last.
 
     Raises ModelError if the target has no such layers, or another width or vocabulary.
     """
+    head = file.head
+    path = file.path
     n_layers = int(api.llama_model_n_layer(target))
     layers = head.numbers.get("target_layers", ())
     width = int(api.llama_model_n_embd(target))

@@ -102,12 +102,12 @@ def whole_context(plan_of: PlanOf, sizes: ContextRange) -> MemoryPlan:
     return plan_of(maximum)
 
 
-def check_host(plan: MemoryPlan, needed: int) -> None:
-    """Raise ModelError if the host lacks memory for ``plan``, of which it has to hold ``needed``
-    bytes.
-    """
-    if plan.host.missing:
-        raise ModelError(refusal(plan.n_ctx, needed, plan.host.free or 0))
+def check_host(plan: MemoryPlan) -> None:
+    """Raise ModelError if the host lacks memory for ``plan``. Pages of a file need none."""
+    host = plan.host
+    if host.missing:
+        mapped = host.usage.weights if host.is_mapped else 0
+        raise ModelError(refusal(plan.n_ctx, host.usage.total - mapped, host.free or 0))
 
 
 def refusal(n_ctx: int, needed: int, free: int) -> str:

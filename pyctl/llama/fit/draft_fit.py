@@ -9,8 +9,10 @@ from typing import NamedTuple
 from pyctl.errors import ModelError
 from pyctl.llama.fit.dry_runs import MemoryMeter
 from pyctl.llama.fit.layer_fit import CpuShare
+from pyctl.llama.library.devices import count_heads
 from pyctl.llama.settings.draft_settings import PRIVATE, DraftSettings
 from pyctl.llama.settings.memory_plan import MemoryPlan
+from pyctl.llama.settings.resolved import Resolved
 
 __all__ = ["DRAFT_CTX", "DraftChoice", "choose_drafts"]
 
@@ -34,21 +36,21 @@ class DraftChoice(NamedTuple):
     plan: MemoryPlan | None = None
 
 
-def choose_drafts(
-    meter: MemoryMeter, automatic: DraftSettings, *, n_ctx: int, n_heads: int, has_gpu: bool
-) -> DraftChoice:
-    """Return what drafts in place of ``automatic``: the head in the model's file and `cache`, one
-    of them, or nothing.
+def choose_drafts(meter: MemoryMeter) -> DraftChoice:
+    """Return what drafts in place of the automatic drafts of the model of ``meter``: the head in
+    its file and `cache`, one of them, or nothing.
 
-    Drafts need memory, all layers on GPUs, and then room for the context ``n_ctx``, if that is 0
-    for `DRAFT_CTX` tokens. Each drafted token takes a state of each sequence; a draft of one is
-    tried if longer ones take too much. ``n_heads`` are the heads in the file.
+    Drafts need memory, all layers on GPUs, and then room for the context, if none is given for
+    `DRAFT_CTX` tokens. Each drafted token takes a state of each sequence; a draft of one is tried
+    if longer ones take too much.
     """
+    automatic = meter.resolved.drafts
     none = replace(automatic, draft_types=())
-    if not has_gpu:
+    if not meter.resolved.gpus:
         return DraftChoice(none, "automatic drafts need a GPU")
+    n_ctx = meter.resolved.model.n_ctx
     lacking = ""
-    for drafts in _possible_drafts(automatic, n_heads):
+    for drafts in _possible_drafts(meter.resolved):
         try:
             plan, n_ctx_train, _ = meter.measure(drafts, CpuShare())
         except ModelError as error:
@@ -71,16 +73,17 @@ def choose_drafts(
     return DraftChoice(none, "the model has no head")
 
 
-def _possible_drafts(automatic: DraftSettings, n_heads: int) -> Iterator[DraftSettings]:
-    """Yield what may draft by default, the best first.
+def _possible_drafts(resolved: Resolved) -> Iterator[DraftSettings]:
+    """Yield what may draft by default for the model of ``resolved``, the best first.
 
     Each drafted token of a head takes a state of each sequence, and so does the mark of longer
     drafts.
     """
+    automatic = resolved.drafts
     texts = () if automatic.draft_types == PRIVATE else ("cache",)
     if not automatic.n_draft:
         return
-    if n_heads == 1:
+    if count_heads(resolved.tensors) == 1:
         for n_draft in sorted({automatic.n_draft, 1}, reverse=True):
             for also in dict.fromkeys((texts, ())):
                 yield replace(automatic, draft_types=("draft-mtp", *also), n_draft=n_draft)

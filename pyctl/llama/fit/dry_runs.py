@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from typing import Any, NamedTuple, TypeAlias
 
 from pyctl.errors import ModelError
-from pyctl.llama.draft.draft_file import check_target
+from pyctl.llama.draft.draft_file import DraftFile, check_draft
 from pyctl.llama.fit import breakdown
 from pyctl.llama.fit.breakdown import ALL_GPUS
 from pyctl.llama.fit.context_fit import ContextRange, fitting_context, known_sum
@@ -18,16 +18,30 @@ from pyctl.llama.fit.empty_model import EmptyModel, empty_model
 from pyctl.llama.fit.layer_fit import CpuShare, LayerSizes
 from pyctl.llama.fit.places import HOST, ByPlace, MemoryPlaces, UsageByPlace
 from pyctl.llama.library.devices import devices, host_available
-from pyctl.llama.settings.draft_settings import FEATURE_TYPES, DraftSettings
+from pyctl.llama.settings.draft_settings import DraftSettings
 from pyctl.llama.settings.memory_plan import MIB, MemoryPlan
 from pyctl.llama.settings.model_settings import ModelSettings
 from pyctl.llama.settings.params import draft_cells
 from pyctl.llama.settings.resolved import Resolved
 
-__all__ = ["DryRun", "Measured", "MemoryMeter", "dry_run", "placed"]
+__all__ = ["DryRun", "Measured", "MemoryMeter", "PooledLayers", "dry_run", "placed"]
 
 SAMPLE_CELLS = 16_384
 """Context for measuring the size of a row: some devices pad each tensor."""
+
+
+class PooledLayers(NamedTuple):
+    """The layers whose K and V a pool holds.
+
+    Attributes:
+        place: The place of all of them.
+        n_layers: Their number.
+        row_bytes: The bytes of one token in all of them.
+    """
+
+    place: str
+    n_layers: int
+    row_bytes: float
 
 
 class DryRun:
@@ -65,12 +79,8 @@ class DryRun:
         """Return the value of ``key`` in the model's file as text; empty if there is none."""
         return self._model.metadata(key)
 
-    def pooled_layers(self) -> tuple[tuple[str, ...], float]:
-        """Return the places of the layers with K and V in order, and the bytes of one token in all
-        of them.
-
-        Raises ModelError if a pool cannot hold them.
-        """
+    def pooled_layers(self) -> PooledLayers:
+        """Return the layers with K and V. Raises ModelError if a pool cannot hold them."""
         if any("rope_factors_long" in name for name in self.tensors):
             raise ModelError("this model's positions depend on the size of the context")
         if breakdown.core is None:
@@ -82,7 +92,8 @@ class DryRun:
             raise ModelError("this model has no single cache of K and V")
         if len(set(places)) > 1 or ALL_GPUS in places:
             raise ModelError(f"K and V are on several devices: {', '.join(sorted(set(places)))}")
-        return places, self._places.usage(cost.parts).kv.total() / cost.n_cells
+        row_bytes = self._places.usage(cost.parts).kv.total() / cost.n_cells
+        return PooledLayers(places[0], len(places), row_bytes)
 
     def plan(self, n_ctx: int, n_rows: int = 0) -> MemoryPlan:
         """Return the memory for a context of ``n_ctx`` tokens and a draft model's of ``n_rows``, by
@@ -202,9 +213,11 @@ def dry_run(resolved: Resolved, vision: tuple[str, int] | None = None) -> Iterat
             opened = empty_model(resolved.draft_file, with_head=drafts.has("draft-mtp"))
             draft_model = stack.enter_context(opened)
         model = stack.enter_context(empty_model(resolved, with_head=drafts.uses_own_head))
-        if draft_model is not None and drafts.has(*FEATURE_TYPES):
-            # llama.cpp would end the process.
-            check_target(draft_model.file_head, drafts.draft_path, model.handle)
+        if drafts.uses_file or drafts.uses_own_head:
+            # Before a context is opened, in which llama.cpp would end the process.
+            drafting = draft_model or model
+            file = DraftFile(drafting.path, drafting.file_head, drafting.handle)
+            check_draft(drafts, file, model.handle)
         yield DryRun(
             model,
             _places_of(resolved),
@@ -267,14 +280,21 @@ class Measured(NamedTuple):
 
 
 class MemoryMeter:
-    """The memory of a model as a function of its drafts and of the layers on the CPU."""
+    """The memory of a model as a function of its drafts and of the layers on the CPU.
+
+    Attributes:
+        resolved: The settings of the model.
+        vision: The device of the vision encoder, empty for the CPU, and its bytes; None without
+            one.
+    """
 
     def __init__(self, resolved: Resolved, vision: tuple[str, int] | None = None) -> None:
-        """Measure the model of ``resolved``. ``vision`` is the device of the vision encoder, empty
-        for the CPU, and its bytes.
-        """
-        self._resolved = resolved
-        self._vision = vision
+        self.resolved = resolved
+        self.vision = vision
+
+    def dry_run(self) -> AbstractContextManager[DryRun]:
+        """Open the model with its settings as they are. Raises ModelError as loading would."""
+        return dry_run(self.resolved, self.vision)
 
     def measure(self, drafts: DraftSettings, share: CpuShare) -> Measured:
         """Return the memory with ``drafts`` and ``share`` on the CPU, and with the largest context
@@ -282,8 +302,8 @@ class MemoryMeter:
 
         Raises ModelError if the context is refused, or larger than all memory.
         """
-        settings = placed(self._resolved.model, share)
-        with dry_run(replace(self._resolved, model=settings, drafts=drafts), self._vision) as run:
+        settings = placed(self.resolved.model, share)
+        with dry_run(replace(self.resolved, model=settings, drafts=drafts), self.vision) as run:
             contexts = ContextRange(
                 given=settings.n_ctx,
                 n_ctx_train=run.n_ctx_train,

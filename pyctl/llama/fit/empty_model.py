@@ -15,7 +15,6 @@ from pyctl.llama.library.library_log import captured_log, forget_log_errors, las
 from pyctl.llama.settings.model_settings import LOAD_MODES
 from pyctl.llama.settings.params import (
     ModelParams,
-    check_head,
     context_params,
     head_params,
     layer_bytes,
@@ -44,6 +43,8 @@ class EmptyModel:
     """A llama_model without weights, and its contexts, which have no memory.
 
     Attributes:
+        handle: The llama_model.
+        path: The model's file.
         n_ctx_train: The tokens of the model's own context.
         n_layers: The layers in the file, including a head's.
         layer_bytes: The average bytes of the weights of a layer.
@@ -55,6 +56,7 @@ class EmptyModel:
     def __init__(self, handle: Any, resolved: Resolved, *, with_head: bool) -> None:
         """Read the sizes of the llama_model ``handle``, which was loaded as ``resolved`` has it."""
         self.handle = handle
+        self.path = resolved.model.path
         self._resolved = resolved
         self.file_head = resolved.file_head
         self.n_ctx_train = int(api.llama_model_n_ctx_train(handle))
@@ -117,16 +119,13 @@ def empty_model(resolved: Resolved, *, with_head: bool) -> Iterator[EmptyModel]:
     """Open the model of ``resolved`` without weights and texts of tokens. Raises ModelError as
     loading would.
     """
-    path = resolved.model.path
     params = ModelParams(without_texts(resolved), with_head=with_head)
     params.struct.no_alloc = True
     params.struct.use_mmap = False  # releases before 0.3.35 would map the file
     params.struct.load_mode = LOAD_MODES["none"]
     with captured_log():
-        handle = params.load(path)
+        handle = params.load(resolved.model.path)
     try:
-        if with_head:
-            check_head(handle, None, path)
         yield EmptyModel(handle, resolved, with_head=with_head)
     finally:
         with captured_log():

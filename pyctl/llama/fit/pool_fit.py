@@ -11,11 +11,12 @@ from pyctl.engine.pool_plan import PoolPlan
 from pyctl.errors import ModelError
 from pyctl.llama.fit.breakdown import FLOAT_BYTES
 from pyctl.llama.fit.context_fit import CTX_STEP, check_host
-from pyctl.llama.fit.dry_runs import DryRun, dry_run
+from pyctl.llama.fit.dry_runs import DryRun, MemoryMeter, PooledLayers
 from pyctl.llama.library.devices import element_bytes
 from pyctl.llama.settings.memory_plan import MemoryPlan, Place, Usage
+from pyctl.llama.settings.model_settings import ModelSettings
 from pyctl.llama.settings.pool_settings import PoolSettings
-from pyctl.llama.settings.resolved import Resolved, padded
+from pyctl.llama.settings.resolved import padded
 
 __all__ = ["AttentionBuffers", "PooledRows", "pool_plan"]
 
@@ -28,50 +29,47 @@ MASK_STEP = 64
 """llama.cpp pads the tokens of a mask up to a multiple of this."""
 
 
-def pool_plan(resolved: Resolved, pooled: PoolSettings) -> MemoryPlan | None:
+def pool_plan(meter: MemoryMeter, pooled: PoolSettings) -> MemoryPlan | None:
     """Return the memory with the largest context that fits, and with a pool as in ``pooled``; None
     for no pool.
 
     Without a pool, the log has the reason: it cannot hold this model's rows, or all rows fit.
-    ModelError if --kv-pool is too small, the host has no room for the streamed layers, or workers
-    hold layers.
+    ModelError if --kv-pool is too small, the host has no room for the streamed layers, workers hold
+    layers, or there is a vision encoder.
     """
-    settings = resolved.model
+    settings = meter.resolved.model
     if settings.workers:
         # They compute graphs as they were sent, while a pool changes them for each evaluation.
         raise ModelError("--kv-pool excludes --rpc")
     n_tokens = pooled.n_pooled
-    with dry_run(resolved) as run:
+    with meter.dry_run() as run:
         try:
-            places, row_bytes = run.pooled_layers()
+            layers = run.pooled_layers()
         except ModelError as error:
             log.warning("--kv-pool disabled: %s", error)
             return None
+        minimum = padded(settings.fit_ctx)
         maximum = padded(settings.n_ctx or run.n_ctx_train)
-        rows = PooledRows(
-            run.plan,
-            place=places[0],
-            n_layers=len(places),
-            row_bytes=row_bytes,
-            n_cells=resolved.n_pool_cells,
-            buffers=_attention_buffers(run, resolved),
-        )
+        buffers = _attention_buffers(run, settings)
+        rows = PooledRows(run.plan, layers, meter.resolved.n_pool_cells, buffers)
         if n_tokens < 0 and rows.need_no_pool(maximum):
             reason = "all of K and V fit" if rows.is_on_gpu else "no GPU"
             log.info("--kv-pool disabled: %s", reason)
             return None
+        if meter.vision is not None:
+            raise ModelError("--kv-pool excludes --mmproj: a pool holds no rows of images")
         plan = rows.plan(maximum, n_tokens)
         can_reduce = settings.fit and not settings.n_ctx
         if can_reduce and plan.host.missing:
-            plan = rows.plan(rows.n_fitting(padded(settings.fit_ctx), maximum, n_tokens), n_tokens)
+            plan = rows.plan(rows.n_fitting(minimum, maximum, n_tokens), n_tokens)
             log.warning(
                 "context reduced from %d to %d tokens to fit into memory (-c)", maximum, plan.n_ctx
             )
-    check_host(plan, plan.host.usage.total)
+    check_host(plan)
     return plan
 
 
-def _attention_buffers(run: DryRun, resolved: Resolved) -> AttentionBuffers:
+def _attention_buffers(run: DryRun, settings: ModelSettings) -> AttentionBuffers:
     """Return the numbers that determine the buffers of attention, from the file and settings."""
     architecture = run.metadata("general.architecture")
     counts = re.findall(r"\d+", run.metadata(f"{architecture}.attention.head_count"))
@@ -79,13 +77,10 @@ def _attention_buffers(run: DryRun, resolved: Resolved) -> AttentionBuffers:
     value_length = run.metadata(f"{architecture}.attention.value_length")
     width = run.metadata(f"{architecture}.embedding_length")
     return AttentionBuffers(
-        n_ubatch=resolved.model.n_ubatch,
+        n_ubatch=settings.n_ubatch,
         n_heads=n_heads,
         value_length=int(value_length or int(width) // n_heads),
-        element_bytes=(
-            element_bytes(resolved.model.type_k),
-            element_bytes(resolved.model.type_v),
-        ),
+        element_bytes=(element_bytes(settings.type_k), element_bytes(settings.type_v)),
     )
 
 
@@ -126,22 +121,19 @@ class PooledRows:
     def __init__(
         self,
         plan_of: Callable[[int, int], MemoryPlan],
-        *,
-        place: str,
-        n_layers: int,
-        row_bytes: float,
+        layers: PooledLayers,
         n_cells: int,
         buffers: AttentionBuffers,
     ) -> None:
-        """Plan the rows of ``n_layers`` layers on ``place``, which have ``row_bytes`` each.
+        """Plan the rows of ``layers``.
 
         ``plan_of`` returns the memory for the cells of a context and the rows of a draft model, 0
         for as many. ``n_cells`` are the cells of a context with a pool.
         """
         self._plan_of = plan_of
-        self._place = place
-        self._n_layers = n_layers
-        self._layer_row = round(row_bytes / n_layers)
+        self._place = layers.place
+        self._n_layers = layers.n_layers
+        self._layer_row = round(layers.row_bytes / layers.n_layers)
         self._n_cells = n_cells
         self._buffers = buffers
 

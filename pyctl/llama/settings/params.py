@@ -24,7 +24,6 @@ from pyctl.llama.settings.resolved import Resolved, padded
 
 __all__ = [
     "ModelParams",
-    "check_head",
     "context_params",
     "draft_cells",
     "head_params",
@@ -175,21 +174,6 @@ def layer_bytes(model: Any) -> int:
     return int(api.llama_model_size(model)) // max(int(api.llama_model_n_layer(model)), 1)
 
 
-def check_head(model: Any, trunk: Any | None, path: str) -> None:
-    """Raise ModelError unless ``model`` from the file ``path`` has a draft head, for ``trunk`` if
-    that is given.
-    """
-    if api.llama_model_n_layer_nextn(model) != 1:
-        raise ModelError(
-            f"{path} has no head for --spec-type draft-mtp: it needs one nextn block. "
-            "Leave the flag out, or use a file with the head: most have MTP in their name or "
-            "their repository's"
-        )
-    own, wanted = (int(api.llama_model_n_embd(each)) for each in (model, trunk or model))
-    if own != wanted:
-        raise ModelError(f"{path} has no head for this model: it is {own} wide, not {wanted}")
-
-
 def context_params(resolved: Resolved, n_ctx: int) -> Any:
     """Return a llama_context_params for ``n_ctx`` tokens, padded per sequence without
     ``kv_unified``.
@@ -229,11 +213,11 @@ def context_params(resolved: Resolved, n_ctx: int) -> Any:
     return params
 
 
-def draft_cells(resolved: Resolved, n_cells: int) -> int:
-    """Return the cells of a separate draft model for ``n_cells`` of the model: as many, and the
+def draft_cells(draft: Resolved, n_cells: int) -> int:
+    """Return the cells of a separate ``draft`` model for ``n_cells`` of the model: as many, and the
     last draft of each sequence.
     """
-    return n_cells + resolved.model.n_seqs * resolved.drafts.n_draft
+    return n_cells + draft.model.n_seqs * draft.drafts.n_draft
 
 
 def head_params(draft: Resolved, trunk: Any, n_ctx: int) -> Any:

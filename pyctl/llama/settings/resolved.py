@@ -139,6 +139,10 @@ class Resolved:
 
     def fitted(self, model: ModelSettings, plan: MemoryPlan) -> Resolved:
         """Return the settings ``model``, which fitting into memory has changed, with their plan."""
+        if not model.tensor_split:
+            # llama.cpp's default depends on the free memory, and would change the fingerprint at
+            # each start.
+            model = replace(model, tensor_split=self._layer_shares(model, plan.layers))
         reasons = {**self.reasons, "--ctx-size": _why_context(self.model, plan)}
         if model.placements != self.model.placements:
             reasons["--override-tensor"] = REDUCED
@@ -179,6 +183,16 @@ class Resolved:
         if not (self.model.repack and has_amx):
             return self
         return self.chosen("--repack", "llama.cpp's AMX kernels give wrong results", repack=False)
+
+    def _layer_shares(self, model: ModelSettings, layers: Sequence[str]) -> tuple[float, ...]:
+        """Return the shares that place ``layers`` on their devices again; empty without a split by
+        layers.
+        """
+        if model.split_mode != "layer":
+            return ()
+        names = model.devices or tuple(gpu.name for gpu in self.gpus)
+        counts = tuple(float(sum(layer == name for layer in layers)) for name in names)
+        return counts if len(counts) > 1 and all(counts) else ()
 
     # -- values that follow from others
     # ----------------------------------------------------------------------------------

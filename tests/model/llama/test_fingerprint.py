@@ -15,7 +15,6 @@ from gguf import GGMLQuantizationType, GGUFWriter, quants
 from pyctl.cache.ram import RamCache
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.llama.fit import fitting as fit
 from pyctl.llama.loader import Loaded, load
 from pyctl.llama.settings.model_settings import ModelSettings
 from pyctl.llama.settings.resolved import Resolved
@@ -237,19 +236,3 @@ def test_what_changes_no_byte_keeps_the_fingerprint(
     assert name_of(path) == plain
     monkeypatch.setenv("GGML_CPU_DISABLE_FUSION", "1")
     assert name_of(path) != plain
-
-
-def test_layers_are_split_between_gpus_the_same_at_every_start(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Gpu:
-        is_gpu = True
-
-        def __init__(self, name: str) -> None:
-            self.name = name
-
-    monkeypatch.setattr(fit, "devices", lambda: (Gpu("CUDA0"), Gpu("CUDA1")))
-    layers = ("CUDA0",) * 3 + ("CUDA1",) * 5
-    assert fit.layer_shares(layers, ModelSettings()) == (3.0, 5.0)
-    assert fit.layer_shares(("CUDA0",) * 8, ModelSettings()) == ()
-    assert fit.layer_shares(layers, ModelSettings(split_mode="row")) == ()

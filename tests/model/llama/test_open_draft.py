@@ -30,7 +30,7 @@ def opened(model_path: Callable[[str], Path]) -> Iterator[Opened]:
         resolved = Resolved.from_settings(settings, DraftSettings(**drafts))
         params = ModelParams(resolved.model, with_head=resolved.drafts.uses_own_head)
         trunk = load_model(resolved.path, params)
-        ctx = make_context(trunk, resolved.model, context_params(resolved, 512))
+        ctx = make_context(trunk, (), context_params(resolved, 512))
         attached: list[int] = []
         model = open_draft(resolved, trunk, ctx, attached.append)
         trunks.append((trunk, ctx, model))

@@ -41,7 +41,7 @@ def test_progress_stops_a_load(resolved: Resolved) -> None:
 
 def test_a_context_without_its_adapter_is_refused(resolved: Resolved, tmp_path: Path) -> None:
     model = load_model(resolved.path, ModelParams(resolved.model))
-    missing = ModelSettings(path=resolved.model.path, lora=((str(tmp_path / "no.gguf"), 1.0),))
+    missing = [(str(tmp_path / "no.gguf"), 1.0)]
     with pytest.raises(ModelError, match=r"cannot load the adapter .*no\.gguf"):
         make_context(model, missing, context_params(resolved, 512))
     api.llama_model_free(model)

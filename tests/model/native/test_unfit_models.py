@@ -10,6 +10,7 @@ import pytest
 from gguf import GGUFReader, GGUFWriter, RopeScalingType
 
 from pyctl.errors import ModelError
+from pyctl.llama.fit.dry_runs import MemoryMeter
 from pyctl.llama.fit.pool_fit import pool_plan
 from pyctl.llama.loader import load
 from pyctl.llama.settings.model_settings import ModelSettings
@@ -78,9 +79,9 @@ def test_models_that_it_cannot_serve_are_refused(
         store("", resident=[0], path=path)
     settings = ModelSettings(path=str(path), n_ctx=1024, n_threads=1)
     if arch == "llama":
-        assert pool_plan(Resolved.from_settings(settings), PoolSettings(1024)) is None, (
-            "it runs without"
-        )
+        assert (
+            pool_plan(MemoryMeter(Resolved.from_settings(settings)), PoolSettings(1024)) is None
+        ), "it runs without"
     else:
         with pytest.raises(ModelError, match=why):
             load(settings, pool=PoolSettings(1024))

@@ -102,6 +102,26 @@ def test_fitting_is_explained(on: Any) -> None:
         assert fitted.n_threads == 1
 
 
+@pytest.mark.parametrize(
+    ("fields", "layers", "split"),
+    [
+        ({}, (3, 5), (3.0, 5.0)),
+        ({}, (8, 0), ()),
+        ({"split_mode": "row"}, (3, 5), ()),
+        ({"devices": ("CUDA1", "CUDA0")}, (3, 5), (5.0, 3.0)),
+        ({"tensor_split": (1.0, 1.0)}, (3, 5), (1.0, 1.0)),
+    ],
+)
+def test_layers_are_split_between_gpus_the_same_at_every_start(
+    on: Any, fields: dict[str, Any], layers: tuple[int, int], split: tuple[float, ...]
+) -> None:
+    resolved = on(GPU, replace(GPU, name="CUDA1"), CPU, **fields)
+    place = Place("host", False, Usage(), None)
+    placed = ("CUDA0",) * layers[0] + ("CUDA1",) * layers[1]
+    plan = MemoryPlan(512, 1, 1.0, 0, (place,), placed, n_ctx_train=512)
+    assert resolved.fitted(resolved.model, plan).model.tensor_split == split
+
+
 def test_automatic_drafts_are_explained(on: Any) -> None:
     automatic = on(CPU, drafts=DraftSettings(draft_types=("auto",), n_draft=2))
     chosen = automatic.with_drafts(replace(MTP, n_draft=1), "as memory allows")

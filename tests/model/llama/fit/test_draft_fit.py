@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import pytest
 
 from pyctl.errors import ModelError
-from pyctl.llama.fit import dry_runs, fitting
+from pyctl.llama.fit import draft_fit, dry_runs, fitting
 from pyctl.llama.fit.draft_fit import DraftChoice
 from pyctl.llama.fit.dry_runs import DryRun, MemoryMeter
 from pyctl.llama.library.devices import Device
@@ -105,11 +105,11 @@ def fitted(monkeypatch: pytest.MonkeyPatch) -> Fit:
 
         monkeypatch.setattr(dry_runs, "dry_run", stub)
         monkeypatch.setattr(Resolved, "tensors", {})
-        monkeypatch.setattr(fitting, "count_heads", lambda _: heads)
+        monkeypatch.setattr(draft_fit, "count_heads", lambda _: heads)
         settings = ModelSettings(path="m.gguf", **{"n_seqs": 4, **fields})
         resolved = Resolved(settings, drafts, gpus=(GPU,))
-        found = fitting.fit_settings(resolved)
-        again = fitting.fit_settings(replace(resolved, drafts=found.drafts))
+        found = fitting.fit_all(resolved)
+        again = fitting.fit_all(replace(resolved, drafts=found.drafts))
         assert found.model == again.model
         assert found.plan == again.plan
         return found.drafts
@@ -208,8 +208,8 @@ def test_a_head_that_is_chosen_drafts(
     choose_drafts = fitting.choose_drafts
     fitted = dry_runs.fitting_context
 
-    def choose_as_on_gpu(meter: MemoryMeter, drafts: DraftSettings, **given: Any) -> DraftChoice:
-        return choose_drafts(meter, drafts, **{**given, "has_gpu": True})
+    def choose_as_on_gpu(meter: MemoryMeter) -> DraftChoice:
+        return choose_drafts(MemoryMeter(replace(meter.resolved, gpus=(GPU,)), meter.vision))
 
     monkeypatch.setattr(fitting, "choose_drafts", choose_as_on_gpu)
 

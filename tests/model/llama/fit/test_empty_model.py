@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pyctl.errors import ModelError
+from pyctl.llama.fit.dry_runs import dry_run
 from pyctl.llama.fit.empty_model import empty_model
 from pyctl.llama.settings.draft_settings import DraftSettings
 from pyctl.llama.settings.model_settings import ModelSettings
@@ -60,6 +61,6 @@ def test_contexts_cost_what_their_size_needs(resolved: Resolved) -> None:
 
 def test_a_model_without_a_head_is_refused(model_path: ModelPath, resolved: Resolved) -> None:
     plain = replace(resolved.model, path=str(model_path("tiny-hybrid")))
-    opened = empty_model(replace(resolved, model=plain), with_head=True)
+    opened = dry_run(replace(resolved, model=plain))
     with pytest.raises(ModelError, match="has no head"), opened:
         pass

@@ -13,7 +13,7 @@ import pytest
 from pyctl.errors import ModelError
 from pyctl.llama.fit import dry_runs
 from pyctl.llama.fit.dry_runs import dry_run
-from pyctl.llama.fit.fitting import fit_settings
+from pyctl.llama.fit.fitting import fit_all
 from pyctl.llama.settings.draft_settings import DraftSettings
 from pyctl.llama.settings.memory_plan import MIB, MemoryPlan, Place, Usage
 from pyctl.llama.settings.model_settings import ModelSettings
@@ -54,17 +54,28 @@ class Run:
         return MemoryPlan(n_ctx, 1, MIB / 10, 0, places)
 
 
+class Unmeasured(Run):
+    """A model of which the file shows ten times the experts that leave the GPU."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        for name in self.tensors:
+            self.tensors[name] *= 10
+
+
 @pytest.fixture
 def fitting(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[ModelSettings, MemoryPlan]]:
     """fitting(free MiB, field=...) -> settings and plan for a GPU with that much free memory."""
 
-    def run_with(free: int, host: int = 64_000, **fields: Any) -> tuple[ModelSettings, MemoryPlan]:
+    def run_with(
+        free: int, host: int = 64_000, model: type[Run] = Run, **fields: Any
+    ) -> tuple[ModelSettings, MemoryPlan]:
         @contextmanager
         def stub(resolved: Resolved, *_: object) -> Iterator[Run]:
-            yield Run(resolved.model, free * MIB, host * MIB)
+            yield model(resolved.model, free * MIB, host * MIB)
 
         monkeypatch.setattr(dry_runs, "dry_run", stub)
-        fitted = fit_settings(Resolved(ModelSettings(path="m.gguf", **fields)))
+        fitted = fit_all(Resolved(ModelSettings(path="m.gguf", **fields)))
         return fitted.model, fitted.memory
 
     return run_with
@@ -99,6 +110,15 @@ def test_then_experts_leave_the_gpu(
     assert 4096 <= fitting(5_000)[0].n_ctx < 8192
 
 
+def test_the_plan_is_of_the_settings_though_no_move_was_enough(
+    fitting: Callable[..., tuple[ModelSettings, MemoryPlan]],
+) -> None:
+    settings, plan = fitting(2_600, n_ctx=1024, model=Unmeasured)
+    assert plan.gpus_missing
+    assert settings.placements
+    assert plan.places == Unmeasured(settings, 2_600 * MIB, 64_000 * MIB).plan(1024).places
+
+
 def test_then_layers_leave_the_gpu(
     fitting: Callable[..., tuple[ModelSettings, MemoryPlan]],
 ) -> None:
@@ -130,7 +150,7 @@ MTP = DraftSettings(draft_types=("draft-mtp",))
 
 
 def fitted_ctx(settings: ModelSettings, drafts: DraftSettings = NO_DRAFTS) -> int:
-    return fit_settings(Resolved.from_settings(settings, drafts)).model.n_ctx
+    return fit_all(Resolved.from_settings(settings, drafts)).model.n_ctx
 
 
 def test_a_context_that_is_left_open_leaves_room_for_drafting(

@@ -11,6 +11,7 @@ import pytest
 
 from pyctl.errors import ModelError
 from pyctl.llama.fit import dry_runs
+from pyctl.llama.fit.dry_runs import MemoryMeter
 from pyctl.llama.fit.fitting import fit_all
 from pyctl.llama.fit.pool_fit import pool_plan
 from pyctl.llama.library.devices import Device
@@ -128,7 +129,7 @@ def test_a_pool_takes_what_fitting_leaves(
         assert pool.n_stages == n_stages
     on_gpu(10_000 * MIB)
     settings = Resolved.from_settings(ModelSettings(path=str(path), n_ctx=N_CTX))
-    assert pool_plan(settings, PoolSettings(-1)) is None
+    assert pool_plan(MemoryMeter(settings), PoolSettings(-1)) is None
     assert caplog.messages[-1] == "--kv-pool disabled: all of K and V fit"
 
 
@@ -167,16 +168,16 @@ def test_what_cannot_be_pooled_runs_as_before(
     settings = Resolved.from_settings(
         ModelSettings(path=str(model_path("tiny-hybrid")), n_ctx=4096)
     )
-    assert pool_plan(settings, PoolSettings(-1)) is None
+    assert pool_plan(MemoryMeter(settings), PoolSettings(-1)) is None
     assert caplog.messages[-1] == "--kv-pool disabled: no GPU"
     with pytest.raises(
         ModelError,
         match="--kv-pool 2047 is too small for 4096 tokens of context: it must be at least 2048",
     ):
-        pool_plan(settings, PoolSettings(2047))
+        pool_plan(MemoryMeter(settings), PoolSettings(2047))
 
     def refused(reason: str) -> None:
-        assert pool_plan(settings, PoolSettings(4096)) is None
+        assert pool_plan(MemoryMeter(settings), PoolSettings(4096)) is None
         assert caplog.messages[-1].startswith(f"--kv-pool disabled: {reason}")
 
     gpu = Device("CUDA0", "a GPU", True, 0, "CUDA0", 0, MIB, MIB)

@@ -21,7 +21,7 @@ from PIL import Image
 from pyctl.errors import ModelError, NotSupportedError, RequestError
 from pyctl.files.image_file import ImageFile
 from pyctl.llama.fit.dry_runs import dry_run
-from pyctl.llama.fit.fitting import fit_settings
+from pyctl.llama.fit.fitting import fit_all
 from pyctl.llama.images.image_encoder import ImageEncoder, ImageRows, _Graphs
 from pyctl.llama.images.make_encoder import make_encoder
 from pyctl.llama.library.devices import devices
@@ -295,7 +295,7 @@ def test_the_plan_counts_the_encoder(model: ModelSettings, tiny_mmproj: Path) ->
     assert plan.host.usage.total == plain.host.usage.total + n_bytes
     assert any("vision encoder" in line for line in plan.lines())
     assert not any("vision encoder" in line for line in plain.lines())
-    assert fit_settings(resolved, vision=(place, n_bytes)).memory.host.usage.vision == n_bytes
+    assert fit_all(resolved, vision=(place, n_bytes)).memory.host.usage.vision == n_bytes
 
 
 def test_the_plan_counts_what_attention_needs_otherwise(

@@ -85,5 +85,13 @@ def test_a_host_without_room_is_refused() -> None:
     host = Place("host", False, Usage(weights=3 * MIB), 2 * MIB)
     plan = MemoryPlan(512, 1, 1.0, 0, (host,))
     with pytest.raises(ModelError, match="512 tokens need about 3 MiB of memory and there are 2"):
-        check_host(plan, 3 * MIB)
-    check_host(replace(plan, places=(replace(host, free=3 * MIB),)), 3 * MIB)
+        check_host(plan)
+    check_host(replace(plan, places=(replace(host, free=3 * MIB),)))
+
+
+def test_pages_of_a_file_are_not_what_a_context_needs() -> None:
+    usage = Usage(weights=3 * MIB, kv=5 * MIB)
+    host = Place("host", False, usage, 4 * MIB, is_mapped=True)
+    plan = MemoryPlan(512, 1, 1.0, 0, (host,))
+    with pytest.raises(ModelError, match="512 tokens need about 5 MiB of memory and there are 4"):
+        check_host(plan)
