@@ -368,7 +368,7 @@ def build_cache_view(
                 placed,
                 shared,
                 is_on_disk=is_on_disk,
-                is_pinned=placed.snapshot in cache.pinned,
+                is_pinned=placed.snapshot in cache.index.pinned,
                 now=now,
             )
         )
@@ -392,7 +392,7 @@ def _placed_snapshots(cache: RamCache, known: KnownParts) -> list[_Placed]:
     """Return the snapshots in the order of `build_cache_view`, and add new deltas to ``known``."""
     placed = []
     for snapshot in cache.snapshots():
-        above = cache.tree[snapshot].parent
+        above = cache.index.tree[snapshot].parent
         n_parent = above.n if above is not None else 0
         delta = known.get(snapshot)
         if delta is None or delta.n_parent != n_parent:

@@ -21,7 +21,7 @@ def find_inconsistencies(cache: RamCache) -> list[str]:
 def _of_names(cache: RamCache) -> Iterator[str]:
     """Yield the contradictions between names, tokens and spans of snapshots."""
     snapshots = cache.snapshots()
-    if set(snapshots) != {node.key for node in cache.tree}:
+    if set(snapshots) != {node.key for node in cache.index.tree}:
         yield "the tree has other snapshots than the cache"
     if cache.budget.n_slots and len(snapshots) + len(cache.prompt_ends) > cache.budget.n_slots:
         n = len(snapshots) + len(cache.prompt_ends)
@@ -35,7 +35,7 @@ def _of_names(cache: RamCache) -> Iterator[str]:
     for snapshot in snapshots:
         if cache.get(snapshot.prefix) is not snapshot:
             yield f"{snapshot.prefix.name} is not found by its name"
-    if not cache.pinned <= set(snapshots):
+    if not cache.index.pinned <= set(snapshots):
         yield "a pinned snapshot is gone"
 
 
@@ -45,7 +45,7 @@ def _of_sizes(cache: RamCache) -> Iterator[str]:
     Segments and blocks are collected by their ids first: each counts once, however many snapshots
     share it.
     """
-    holders = [*cache.snapshots(), *cache.retained, *cache.prompt_ends]
+    holders = [*cache.snapshots(), *cache.index.retained, *cache.prompt_ends]
     segments: dict[int, Segment] = {
         id(each): each for snapshot in holders for each, _ in snapshot.chain.items()
     }
@@ -64,6 +64,6 @@ def _of_sizes(cache: RamCache) -> Iterator[str]:
     if cache.n_bytes != n_bytes:
         yield f"counts {cache.n_bytes} bytes, {n_bytes} are there"
     limit = cache.budget.limit
-    may_exceed = cache.retained or cache.pinned
+    may_exceed = cache.index.retained or cache.index.pinned
     if limit is not None and n_bytes > limit and not may_exceed:
         yield f"{n_bytes} bytes, at most {limit} are allowed"

@@ -82,7 +82,7 @@ class DeviceTier:
         self.counts = DeviceCounts()
         self.copies = DeviceCopies(memory, cache.held, limits)
         self.locked = cache.locked
-        cache.pool.on_drop = self._release
+        cache.index.pool.on_drop = self._release
         if cache.enabled:
             memory.cells.release_all()
 
@@ -299,7 +299,7 @@ class DeviceTier:
         n_over = self.n_cells - maximum
         if n_over <= 0:
             return True
-        staying = needed_by(self._cache.locks)
+        staying = needed_by(self._cache.index.locks)
         resumes = self._cache.held.resumes
         for segment in self._cache.segments():
             if segment.held is None or not (segment.rows.size or resumes.on(segment) < likely):
@@ -357,7 +357,7 @@ class DeviceTier:
         if not self._cache.held.make_room(segment, segment.held.n_bytes):
             return False
         self.counts.to_ram += segment.held.n_cells
-        self._cache.pool.add_rows(segment, self.copies.fetch(segment))
+        self._cache.index.pool.add_rows(segment, self.copies.fetch(segment))
         return True
 
     def _drop_held(self, segment: Segment) -> None:

@@ -95,8 +95,14 @@ class PromptEnds:
         """Drop unlocked prompt ends, the oldest first, until ``n_bytes`` more fit and no slot is
         exceeded.
         """
+        self.shrink(self._pool.n_bytes + self._budget.room(n_bytes))
+
+    def shrink(self, max_bytes: float) -> None:
+        """Drop unlocked prompt ends, the oldest first, until all snapshots of the cache together
+        have at most ``max_bytes`` and no slot is exceeded.
+        """
         for end in list(self):
-            if self._budget.room(n_bytes) >= 0 and len(self) <= self._n_slots:
+            if self._pool.n_bytes <= max_bytes and len(self) <= self._n_slots:
                 return
             if end not in self._locks:
                 self.drop(end)

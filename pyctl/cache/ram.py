@@ -46,11 +46,6 @@ class RamCache:
     Attributes:
         costs: Measured seconds of evaluating and loading.
         index: The snapshots and the facts about them.
-        pool: The segments that the snapshots share, with the count of bytes.
-        tree: The snapshots by continuation.
-        pinned: The snapshots that a client has pinned.
-        retained: The snapshots of suspended sequences, which no lookup finds.
-        locks: How often each snapshot is locked now.
         budget: The bytes and slots, and who pays for more.
         policy: The order of eviction.
         evictor: The evictions by this policy.
@@ -73,11 +68,6 @@ class RamCache:
         self.costs = costs or Costs()
         index = SnapshotIndex()
         self.index = index
-        self.pool = index.pool
-        self.tree = index.tree
-        self.pinned = index.pinned
-        self.retained = index.retained
-        self.locks = index.locks
         self.budget = Budget(
             index.pool,
             index.by_prefix,
@@ -99,7 +89,7 @@ class RamCache:
     @property
     def n_bytes(self) -> int:
         """The bytes of all snapshots in RAM."""
-        return self.pool.n_bytes
+        return self.index.pool.n_bytes
 
     @property
     def enabled(self) -> bool:
@@ -112,7 +102,7 @@ class RamCache:
 
     def segments(self) -> list[Segment]:
         """Return all segments that some snapshot needs, whether a lookup can find it or not."""
-        return list(self.pool)
+        return list(self.index.pool)
 
     # -- lookup
     # ----------------------------------------------------------------------------------
@@ -130,7 +120,7 @@ class RamCache:
         """Return the snapshots that hold a prefix of ``prompt`` of at most ``limit`` tokens,
         deepest first.
         """
-        matching = self.tree.matching(
+        matching = self.index.tree.matching(
             lambda snapshot: snapshot.n <= limit and prompt.shared(snapshot) == snapshot.n
         )
         return sorted(matching, key=lambda snapshot: -snapshot.n)
@@ -152,7 +142,7 @@ class RamCache:
 
     def conversation_ends(self) -> list[Snapshot]:
         """Return the snapshots that no deeper one builds on, the last used first."""
-        ends = [node.key for node in self.tree if not node.children]
+        ends = [node.key for node in self.index.tree if not node.children]
         return sorted(ends, key=lambda snapshot: snapshot.used, reverse=True)
 
     def touch(self, snapshot: Snapshot) -> None:
@@ -160,7 +150,7 @@ class RamCache:
         snapshot.hits += 1
         snapshot.used = time.monotonic()
         if (existing := self.get(snapshot.prefix)) is not None:
-            self.tree.touch(existing, self.turn)
+            self.index.tree.touch(existing, self.turn)
 
     # -- change
     # ----------------------------------------------------------------------------------
@@ -195,12 +185,12 @@ class RamCache:
 
         Raises ValueError if it builds on rows that were dropped.
         """
-        if not self.pool.is_whole(snapshot):
+        if not self.index.pool.is_whole(snapshot):
             raise ValueError("the snapshot builds on rows that were dropped")
         state = snapshot.state
         if not self.may_add(snapshot.prefix, state.own_bytes, snapshot.segment, state.shared):
             return False
-        self.pool.add_reference(snapshot)
+        self.index.pool.add_reference(snapshot)
         if self.budget.n_free_slots <= 0:
             self.evictor.free_slot()
         turn = snapshot.facts.turn
@@ -228,14 +218,14 @@ class RamCache:
         """Keep the bytes of ``snapshot`` until `release`, beyond the budget if necessary; no lookup
         finds it.
         """
-        self.pool.add_reference(snapshot)
-        self.retained.append(snapshot)
+        self.index.pool.add_reference(snapshot)
+        self.index.retained.append(snapshot)
         self.budget.make_room()
 
     def release(self, snapshot: Snapshot) -> None:
         """End `protect` of ``snapshot``."""
-        self.retained.remove(snapshot)
-        self.pool.release(snapshot)
+        self.index.retained.remove(snapshot)
+        self.index.pool.release(snapshot)
 
     def clear(self, *, pinned: bool = False) -> int:
         """Drop everything, pinned snapshots only with ``pinned``; return how many snapshots
@@ -243,8 +233,8 @@ class RamCache:
         """
         self.prompt_ends.clear()
         if pinned:
-            self.pinned.clear()
-        going = [each for each in self.snapshots() if each not in self.pinned]
+            self.index.pinned.clear()
+        going = [each for each in self.snapshots() if each not in self.index.pinned]
         for snapshot in going:
             self.index.remove(snapshot)
         return len(going)
@@ -261,13 +251,13 @@ class RamCache:
         if snapshot is None:
             return False
         if not pinned:
-            self.pinned.discard(snapshot)
+            self.index.pinned.discard(snapshot)
             return True
         if self.budget.limit is not None:
-            needed = self.pool.n_needed([snapshot, *self.index.fixed()])
+            needed = self.index.pool.n_needed([snapshot, *self.index.fixed()])
             if needed > self.budget.limit - self.budget.fixed_by_others:
                 return False
-        self.pinned.add(snapshot)
+        self.index.pinned.add(snapshot)
         return True
 
     def evict_bytes(self, n_bytes: int, value: float) -> bool:
@@ -277,9 +267,7 @@ class RamCache:
         n_before = self.n_bytes
         n_after = n_before - n_bytes
         self.index.turn = self.budget.shared.turn
-        for end in list(self.prompt_ends):
-            if self.n_bytes > n_after and end not in self.locks:
-                self.prompt_ends.drop(end)
+        self.prompt_ends.shrink(n_after)
         self.evictor.evict_below(value, n_after)
         return self.n_bytes < n_before
 
@@ -299,14 +287,14 @@ class RamCache:
         if limit is None:
             return True
         fixed = self.index.fixed()
-        if not fixed and self._frees(n_bytes + self.pool.n_new(segment, blocks)):
+        if not fixed and self._frees(n_bytes + self.index.pool.n_new(segment, blocks)):
             return True
         staying = [
             snapshot
             for snapshot in (*self.prompt_ends, *self.snapshots())
-            if snapshot in self.locks
+            if snapshot in self.index.locks
         ]
-        n_bytes += self.pool.n_needed(fixed, staying, segment, blocks)
+        n_bytes += self.index.pool.n_needed(fixed, staying, segment, blocks)
         elsewhere = self.budget.fixed_by_others
         if n_bytes <= limit - elsewhere:
             return True
@@ -338,7 +326,7 @@ class RamCache:
         others = (
             snapshot
             for snapshot in (*self.prompt_ends, *self.snapshots())
-            if snapshot not in self.locks
+            if snapshot not in self.index.locks
         )
         while room < 0 and (snapshot := next(others, None)) is not None:
             room += snapshot.state.own_bytes

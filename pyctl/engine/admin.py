@@ -288,7 +288,7 @@ class EngineAdmin:
             cache.turn,
             cache.n_bytes,
             cache.evictor.n_evicted,
-            cache.pool.n_shed,
+            cache.index.pool.n_shed,
             cache.held.n_lost,
             totals.requests,
             totals.n_saved,
@@ -310,7 +310,7 @@ class EngineAdmin:
         cache = self._engine.prefix_cache.cache
         for snapshot in cache.snapshots():
             if snapshot.prefix.name == name:
-                if snapshot in cache.pinned:
+                if snapshot in cache.index.pinned:
                     raise RequestError(f"{name} is pinned: unpin it first")
                 self._n_changes += 1
                 cache.prompt_ends.drop_descendants(snapshot)

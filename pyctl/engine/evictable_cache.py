@@ -27,13 +27,13 @@ class EvictableEngineCache:
     @property
     def n_bytes(self) -> int:
         """Bytes of the cache."""
-        return self._cache.cache.pool.n_bytes
+        return self._cache.cache.index.pool.n_bytes
 
     @property
     def n_fixed(self) -> int:
         """Bytes that it cannot evict at once: all while the model is loaded."""
-        pool = self._cache.cache.pool
-        pinned = tuple(self._cache.cache.pinned)
+        pool = self._cache.cache.index.pool
+        pinned = tuple(self._cache.cache.index.pinned)
         return pool.n_needed(pinned) if self._worker.is_sleeping else pool.n_bytes
 
     def evict_bytes(self, n_bytes: int, value: float) -> bool:

@@ -53,7 +53,7 @@ def test_replies_that_outgrow_the_context_go_on_later(
     assert [reply.error for reply in replies] == [None, None]
     assert [len(reply.tokens) for reply in replies] == [1024 - 300] * 2
     check_invariants(engine.prefix_cache.cache)
-    assert engine.prefix_cache.cache.retained == []
+    assert engine.prefix_cache.cache.index.retained == []
 
 
 def test_a_suspended_sequence_comes_back_to_the_byte(open_model: Callable[..., Loaded]) -> None:

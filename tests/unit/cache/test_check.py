@@ -48,7 +48,12 @@ def filled() -> RamCache:
             np.zeros(30, np.uint8),
             "counts 116 bytes, 136 are there",
         ),
-        (lambda cache: cache, "pinned", set(filled().snapshots()[:1]), "a pinned snapshot is gone"),
+        (
+            lambda cache: cache.index,
+            "pinned",
+            set(filled().snapshots()[:1]),
+            "a pinned snapshot is gone",
+        ),
         (lambda cache: cache.budget, "limit", 10, "bytes, at most 10 are allowed"),
     ],
 )

@@ -14,7 +14,7 @@ def tried(steps: Steps, disk: FakeDisk, chooser: Chooser) -> list[int]:
     """Return the positions in memory, after all reads from disk."""
     found = []
     while (candidate := finish(chooser.next_candidate(steps.seq))) is not None:
-        assert not steps.ram.retained, "rows for the disk stay only as long as it is read"
+        assert not steps.ram.index.retained, "rows for the disk stay only as long as it is read"
         found.append(candidate.n)
     return found
 
@@ -71,11 +71,11 @@ def test_an_exit_in_the_middle_releases_the_rows() -> None:
     disk.stored = [550]
     with chooser_of(steps, disk) as chooser:
         assert finish(chooser.next_candidate(steps.seq)) is not None
-        assert steps.ram.retained == []
+        assert steps.ram.index.retained == []
     with chooser_of(steps, disk):
-        (base,) = steps.ram.retained
+        (base,) = steps.ram.index.retained
         assert base.n == 400
-    assert steps.ram.retained == []
+    assert steps.ram.index.retained == []
 
 
 def test_a_request_that_wants_no_disk_reads_none() -> None:

@@ -188,14 +188,14 @@ def test_what_states_share_of_windows_is_counted_once_and_goes_with_the_last() -
     first = windowed(tokens, 100, (old, both))
     second = windowed(tokens, 150, (both, new), first.segment)
     rows = 150 * (ROW + 4)
-    freed = cache.pool.n_freed
+    freed = cache.index.pool.n_freed
     assert put(cache, first)
     assert put(cache, second)
     check_invariants(cache)
     assert cache.n_bytes == rows + 2 * STATE + 600
     assert freed(first) == STATE + 300 + 100, "half of what both need"
     assert freed(second) == 50 * (ROW + 4) + STATE + 100 + 100
-    assert cache.pool.n_needed([first], [second]) == cache.n_bytes
+    assert cache.index.pool.n_needed([first], [second]) == cache.n_bytes
     cache.protect(second)
     check_invariants(cache)
     cache.drop(first)

@@ -29,11 +29,15 @@ class FakeEvictableCache:
 
     @property
     def n_bytes(self) -> int:
-        return self.cache.pool.n_bytes
+        return self.cache.index.pool.n_bytes
 
     @property
     def n_fixed(self) -> int:
-        return self.cache.pool.n_needed(tuple(self.cache.pinned)) if self.rests else self.n_bytes
+        return (
+            self.cache.index.pool.n_needed(tuple(self.cache.index.pinned))
+            if self.rests
+            else self.n_bytes
+        )
 
     def evict_bytes(self, n_bytes: int, worth: float) -> bool:
         if self.rests:
@@ -150,7 +154,7 @@ def test_all_together_stay_within_the_budget(steps: list[tuple[int, int, str]]) 
             )
         elif kind == "pin":
             for kept in cache.snapshots()[:1]:
-                cache.pin(kept.prefix.name, kept not in cache.pinned)
+                cache.pin(kept.prefix.name, kept not in cache.index.pinned)
         elif kind == "clear":
             cache.clear()
         elif kind == "rest":

@@ -38,7 +38,7 @@ class RamHistories(RuleBasedStateMachine):
     @initialize(n_slots=st.integers(0, 8), budget=st.sampled_from([None, 700, 2000]))
     def start(self, n_slots: int, budget: int | None) -> None:
         self.cache = RamCache(n_slots, budget)
-        self.cache.pool.on_drop = self.dropped
+        self.cache.index.pool.on_drop = self.dropped
         self.cache.evictor.on_evict = self.evicted
         self.seed = self.n_evicted = 0
 
@@ -91,7 +91,7 @@ class RamHistories(RuleBasedStateMachine):
             may_add = self.cache.may_add(snapshot.prefix, snapshot.state.n_bytes, snapshot.segment)
             assert self.held() == before, "nothing leaves before it is added"
             assert self.cache.add(snapshot) == may_add == (snapshot in self.held())
-        assert protected | self.cache.pinned <= set(self.held())
+        assert protected | self.cache.index.pinned <= set(self.held())
         assert may_add or self.held() == before, "nothing leaves for what is refused"
 
     @rule(data=st.data())
@@ -118,14 +118,14 @@ class RamHistories(RuleBasedStateMachine):
     @rule(data=st.data(), on_device=st.booleans())
     def retain(self, data: st.DataObject, on_device: bool) -> None:
         stem = data.draw(st.sampled_from([None, *self.held()]))
-        before = set(self.cache.pinned)
+        before = set(self.cache.index.pinned)
         self.cache.protect(self.made(stem, 10, False, on_device))
         assert before <= set(self.held())
 
     @rule(data=st.data())
-    @precondition(lambda self: self.cache.retained)
+    @precondition(lambda self: self.cache.index.retained)
     def release_one(self, data: st.DataObject) -> None:
-        self.cache.release(data.draw(st.sampled_from(self.cache.retained)))
+        self.cache.release(data.draw(st.sampled_from(self.cache.index.retained)))
 
     @rule(data=st.data())
     def copy_to_ram(self, data: st.DataObject) -> None:
@@ -138,16 +138,16 @@ class RamHistories(RuleBasedStateMachine):
             segment = data.draw(st.sampled_from(only))
             before = self.held()
             if self.cache.held.make_room(segment, segment.held.n_bytes, only_if_free=True):
-                self.cache.pool.add_rows(segment, np.zeros(segment.held.n_bytes, np.uint8))
+                self.cache.index.pool.add_rows(segment, np.zeros(segment.held.n_bytes, np.uint8))
             assert self.held() == before
 
     @rule(data=st.data())
     def drop_ram_copy(self, data: st.DataObject) -> None:
-        both = self.cache.pool.copies()
+        both = self.cache.index.pool.copies()
         if both:
             segment = data.draw(st.sampled_from(both))
             before = self.cache.n_bytes
-            self.cache.pool.drop_ram_copy(segment)
+            self.cache.index.pool.drop_ram_copy(segment)
             assert self.cache.n_bytes == before - 3 * segment.held.n_cells
 
     @rule(data=st.data())
@@ -170,7 +170,7 @@ class RamHistories(RuleBasedStateMachine):
         be lost.
         """
         held = self.held()
-        fixed = set(self.cache.pinned)
+        fixed = set(self.cache.index.pinned)
         segment = next(
             self.cache.held.eviction_order(
                 lambda each: 0 if each in blocked else each.held.n_cells
@@ -192,15 +192,15 @@ class RamHistories(RuleBasedStateMachine):
                 assert fixed | protected <= set(self.held())
                 return
             assert not segment.dropped
-            self.cache.pool.add_rows(segment, np.zeros(n_bytes, np.uint8))
+            self.cache.index.pool.add_rows(segment, np.zeros(n_bytes, np.uint8))
         self.release(segment)
         segment.held = None
         assert fixed | protected <= set(self.held())
 
     @rule(data=st.data())
-    @precondition(lambda self: self.cache.pinned or self.cache.retained)
+    @precondition(lambda self: self.cache.index.pinned or self.cache.index.retained)
     def what_has_to_stay_is_not_lost(self, data: st.DataObject) -> None:
-        pinned = self.cache.pinned | set(self.cache.retained)
+        pinned = self.cache.index.pinned | set(self.cache.index.retained)
         if pinned:
             before = self.held()
             with pytest.raises(ValueError, match="has to stay"):
@@ -245,6 +245,6 @@ def test_a_copy_that_is_shed_makes_room_once(budget: int, fits: bool) -> None:
         assert cache.snapshots() == before
         assert cache.n_bytes == 2000 + 4 * (20 + 40)
         return
-    cache.pool.add_rows(segment, np.zeros(4000, np.uint8))
+    cache.index.pool.add_rows(segment, np.zeros(4000, np.uint8))
     assert cache.snapshots() == before[1:]
     check_invariants(cache)

@@ -22,8 +22,8 @@ KINDS = ("attention", "hybrid", "opaque")
 def at_rest(steps: Steps) -> None:
     """Check that nothing of a restore stays but the sequence, which the memory holds."""
     check_invariants(steps.ram)
-    assert not steps.ram.retained
-    assert not +steps.ram.locks
+    assert not steps.ram.index.retained
+    assert not +steps.ram.index.locks
     assert steps.seq.n_expected == 0
     assert len(steps.memory.seqs[steps.seq.id].rows) == steps.seq.n
 

@@ -128,7 +128,7 @@ def test_what_is_suspended_comes_back(kind: str, frees_cells: bool) -> None:
         assert steps.cache.device.n_cells == 0
     steps.cache.saver.resume(steps.seq, kept)
     assert steps.digest() == before
-    assert steps.ram.retained == []
+    assert steps.ram.index.retained == []
     check_invariants(steps.ram)
 
 
@@ -143,7 +143,7 @@ def test_a_suspended_request_that_finds_no_cells_is_kept() -> None:
     )
     with pytest.raises(OutOfCellsError):
         steps.cache.saver.resume(steps.seq, kept)
-    assert steps.ram.retained == [kept]
+    assert steps.ram.index.retained == [kept]
     steps.memory.restore = real  # type: ignore[method-assign]
     steps.cache.saver.resume(steps.seq, kept)
     whole = Steps()
@@ -160,7 +160,7 @@ def test_a_suspension_that_fails_leaves_the_sequence() -> None:
     with pytest.raises(MemoryError):
         steps.cache.saver.suspend(steps.seq)
     assert steps.digest() == before
-    assert steps.ram.retained == []
+    assert steps.ram.index.retained == []
     check_invariants(steps.ram)
 
 

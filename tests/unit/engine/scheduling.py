@@ -47,7 +47,7 @@ def check_at_rest(engine: Engine, backend: FakeBackend) -> None:
     cache = engine.prefix_cache.cache
     assert not engine.running
     assert not engine.waiting
-    assert cache.retained == []
+    assert cache.index.retained == []
     assert [seq.id for seq in engine.sequences] == list(range(backend.facts.n_seqs))
     assert [len(held.rows) for held in backend.seqs] == [seq.n for seq in engine.sequences]
     check_held(engine, backend)

@@ -189,7 +189,7 @@ def test_the_cache_has_no_contradictions(make: Any) -> None:
     bench = make()
     bench.ask(PROMPT)
     assert result(bench.admin.check()) == []
-    bench.engine.prefix_cache.cache.pool.n_bytes += 1
+    bench.engine.prefix_cache.cache.index.pool.n_bytes += 1
     assert result(bench.admin.check()) != []
 
 

@@ -212,9 +212,9 @@ class Conversations(RuleBasedStateMachine):
     @precondition(lambda self: self.engine.prefix_cache.cache.snapshots())
     def pin(self, data: st.DataObject, pinned: bool) -> None:
         snapshot = data.draw(st.sampled_from(self.engine.prefix_cache.cache.snapshots()))
-        if not pinned or not self.engine.prefix_cache.cache.pinned:
+        if not pinned or not self.engine.prefix_cache.cache.index.pinned:
             self.engine.prefix_cache.cache.pin(snapshot.prefix.name, pinned)
-        self.pinned = {each.prefix for each in self.engine.prefix_cache.cache.pinned}
+        self.pinned = {each.prefix for each in self.engine.prefix_cache.cache.index.pinned}
 
     @rule()
     def clear(self) -> None:
@@ -289,9 +289,9 @@ class Conversations(RuleBasedStateMachine):
             if (
                 self.engine.prefix_cache.totals.failed_restores == self.n_failed
             ):  # what does not load is given up
-                assert self.pinned == {snapshot.prefix for snapshot in cache.pinned}
+                assert self.pinned == {snapshot.prefix for snapshot in cache.index.pinned}
             self.n_failed = self.engine.prefix_cache.totals.failed_restores
-            self.pinned = {snapshot.prefix for snapshot in cache.pinned}
+            self.pinned = {snapshot.prefix for snapshot in cache.index.pinned}
             assert not self.engine.running
             for seq in self.engine.sequences:
                 held = self.backend.seqs[seq.id]

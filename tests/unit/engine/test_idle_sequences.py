@@ -180,7 +180,7 @@ def test_a_conversation_that_makes_way_late_is_no_younger_for_it() -> None:
     ask(engine, chat((2, 600)), 1, seq=0)
     parked = cache.lookup(PromptMatch(Prompt.from_ids([*prompt.tokens, *said]).tokens), 10_000)[0]
     assert parked.n > len(prompt)
-    assert cache.tree[parked].used == turn
+    assert cache.index.tree[parked].used == turn
 
 
 ACTIONS = st.lists(

@@ -166,10 +166,10 @@ def test_a_suspended_reply_that_is_cancelled_frees_everything() -> None:
         assert engine.step()
     cache = engine.prefix_cache.cache
     check_invariants(cache)
-    assert cache.retained
+    assert cache.index.retained
     handles[1].cancel()
     engine.step()
-    assert cache.retained == []
+    assert cache.index.retained == []
     assert engine.waiting.suspended == []
     assert len(closed) == 1
     handles[0].cancel()
@@ -185,7 +185,7 @@ def test_closing_ends_every_request() -> None:
         engine.step()
     engine.close(RequestError("bye"))
     assert [str(collect(handle).error) for handle in handles] == ["bye"] * 3
-    assert engine.prefix_cache.cache.retained == []
+    assert engine.prefix_cache.cache.index.retained == []
     assert not engine.step()
 
 
