@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyctl.chat.cached_tokenizer import Tokenizer
 from pyctl.errors import NotSupportedError, RequestError
 from pyctl.requests.body import CompletionBody, InfillBody
 from pyctl.requests.body_reader import Body, mixed
-from pyctl.requests.service import Service
+from pyctl.requests.reply_settings import ReplySettings
 
-__all__ = ["infill_prompt", "suffix_prompt"]
+__all__ = ["InfillModel", "infill_prompt", "suffix_prompt"]
 
 _TOKEN_NAMES = {"pre": "prefix", "suf": "suffix", "mid": "middle"}
 """The tokens that a model needs, as llama.cpp and its errors name them."""
@@ -22,7 +22,23 @@ _FILE = "filename\n"
 _SNIPPET = "\n\n--- snippet ---\n\n"
 
 
-def infill_prompt(service: Service, body: InfillBody) -> list[int]:
+class InfillModel(NamedTuple):
+    """The parts of a service that make the prompt of a gap.
+
+    Attributes:
+        tokenizer: The model's tokenizer.
+        n_vocab: The tokens of its vocabulary.
+        n_ctx: The limit of prompt and reply.
+        settings: The sizes of the parts, and their order.
+    """
+
+    tokenizer: Tokenizer
+    n_vocab: int
+    n_ctx: int
+    settings: ReplySettings
+
+
+def infill_prompt(model: InfillModel, body: InfillBody) -> list[int]:
     """Return the prompt's token ids. Raises NotSupportedError for a model without the tokens,
     RequestError for bad fields.
 
@@ -31,21 +47,21 @@ def infill_prompt(service: Service, body: InfillBody) -> list[int]:
     gap: it comes last, as in llama-server's README. The shares are as in
     llama-server's format_prompt_infill.
     """
-    settings = service.settings
-    tokenizer = service.tokenizer
+    settings = model.settings
+    tokenizer = model.tokenizer
     special = _fim_tokens(tokenizer)
     middle = body.prompt
     if middle is not None and not isinstance(middle, str):
         raise RequestError('"prompt" must be a string')
     prompt = tokenizer.tokenize(middle or "", add_special=False, parse_special=True)
-    prefix = _part(service, body.input_prefix, "input_prefix")
-    suffix = _part(service, body.input_suffix, "input_suffix")
+    prefix = _part(model, body.input_prefix, "input_prefix")
+    suffix = _part(model, body.input_suffix, "input_suffix")
 
     n_batch = settings.n_batch
     prefix = _last(prefix, 3 * (n_batch // 4))
     n_suffix = n_batch // 4 - 2 - len(prompt)
     suffix = suffix[: max(n_suffix, 0)]
-    n_extra = max(service.info.n_ctx - n_batch - 2 * settings.n_predict, 0)
+    n_extra = max(model.n_ctx - n_batch - 2 * settings.n_predict, 0)
     extra = _last(_extra(tokenizer, body.input_extra, special), n_extra)
 
     bos = [tokenizer.bos] if tokenizer.add_bos else []
@@ -55,7 +71,7 @@ def infill_prompt(service: Service, body: InfillBody) -> list[int]:
     return [*extra, *bos, *around, special["mid"], *prompt]
 
 
-def suffix_prompt(service: Service, body: CompletionBody) -> list[int]:
+def suffix_prompt(model: InfillModel, body: CompletionBody) -> list[int]:
     """Return the prompt of a completion before ``suffix``.
 
     Raises RequestError or NotSupportedError, as `infill_prompt` does.
@@ -64,7 +80,7 @@ def suffix_prompt(service: Service, body: CompletionBody) -> list[int]:
         raise RequestError("'prompt' must be one text with 'suffix'")
     if body.options.echo:
         raise NotSupportedError("'echo' is not supported with 'suffix'")
-    return infill_prompt(service, InfillBody(input_prefix=body.prompt, input_suffix=body.suffix))
+    return infill_prompt(model, InfillBody(input_prefix=body.prompt, input_suffix=body.suffix))
 
 
 def _fim_tokens(tokenizer: Tokenizer) -> dict[str, int]:
@@ -77,13 +93,13 @@ def _fim_tokens(tokenizer: Tokenizer) -> dict[str, int]:
     return special
 
 
-def _part(service: Service, value: Any, name: str) -> list[int]:
+def _part(model: InfillModel, value: Any, name: str) -> list[int]:
     """Return the tokens of the text before or after the gap."""
     if value is None:
         raise RequestError(f'"{name}" is required')
     tokens: list[int] = []
-    for item in mixed(value, name, service.info.n_vocab):
-        tokens += _plain(service.tokenizer, item) if isinstance(item, str) else [item]
+    for item in mixed(value, name, model.n_vocab):
+        tokens += _plain(model.tokenizer, item) if isinstance(item, str) else [item]
     return tokens
 
 

@@ -21,7 +21,7 @@ from pyctl.requests.body import (
 )
 from pyctl.requests.body_reader import at_most, is_token, mixed
 from pyctl.requests.image_sources import data_images
-from pyctl.requests.infill import infill_prompt, suffix_prompt
+from pyctl.requests.infill import InfillModel, infill_prompt, suffix_prompt
 from pyctl.requests.request_pool import Fetched
 from pyctl.requests.service import Service
 from pyctl.requests.text_limit import check_fits
@@ -64,11 +64,13 @@ def raw_prompts(
 
 def _prompt_field(service: Service, body: CompletionBody) -> Any:
     """Return the prompt in any of its forms; token ids for one that fills a gap."""
+    if not (isinstance(body, InfillBody) or body.suffix):
+        return body.prompt
+    info = service.info
+    model = InfillModel(service.tokenizer, info.n_vocab, info.n_ctx, service.settings)
     if isinstance(body, InfillBody):
-        return infill_prompt(service, body)
-    if body.suffix:
-        return suffix_prompt(service, body)
-    return body.prompt
+        return infill_prompt(model, body)
+    return suffix_prompt(model, body)
 
 
 def _raw_constraint(structured: StructuredOutput) -> Constraint | None:
