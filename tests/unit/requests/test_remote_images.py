@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pyctl.errors import RequestError
-from pyctl.requests.image_sources import FetchRules, fetch_image, is_public
+from pyctl.requests.remote_images import FetchRules, fetch_image, is_public
 from tests.pictures import image_bytes
 from tests.web_server import Handler, web_server
 

@@ -154,7 +154,7 @@ def test_any_body_is_answered_or_refused(
     def nowhere(url: str) -> bytes:
         raise RequestError(f"no network for {url}")
 
-    monkeypatch.setattr("pyctl.requests.image_sources.fetch_image", nowhere)
+    monkeypatch.setattr("pyctl.requests.remote_images.fetch_image", nowhere)
     bench = Bench(play("a"), images=GridReader() if sees else None)
 
     @given(BODIES)

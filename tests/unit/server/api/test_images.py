@@ -317,7 +317,7 @@ def test_an_address_is_fetched_beside_the_pool(
         )
         return PNG
 
-    monkeypatch.setattr("pyctl.requests.image_sources.fetch_image", fetch)
+    monkeypatch.setattr("pyctl.requests.remote_images.fetch_image", fetch)
     url = "http://host.example/a.png"
     expected = prompt_of(
         bench, "/v1/chat/completions", {"messages": [openai("a", URL)]}
