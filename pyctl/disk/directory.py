@@ -6,7 +6,8 @@ import errno
 import glob
 import os
 import sqlite3
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -37,14 +38,19 @@ THREADS = max(2, min(16, os.cpu_count() or 1))
 class CacheDirectory:
     """All snapshots under ``path``, of every fingerprint; made if it is not there.
 
-    ``budget`` bounds the bytes of all files, None is no limit; ``readers`` read them. Safe from any
-    thread and several processes. OSError if the directory cannot be used. Only `contents` and
+    ``budget`` bounds the bytes of all files, None is no limit; ``readers`` read them. ``clock``
+    gives the seconds since the epoch, None is the system's. Safe from any thread and
+    several processes. OSError if the directory cannot be used. Only `contents` and
     `hide` never wait: for everything else the index is asked. `index_mirror` explains when it is
     read again.
     """
 
     def __init__(
-        self, path: Path, budget: int | None = None, readers: Readers | None = None
+        self,
+        path: Path,
+        budget: int | None = None,
+        readers: Readers | None = None,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         make_private(path)
         if not has_locks(path):
@@ -53,7 +59,8 @@ class CacheDirectory:
         self.path = path
         self.budget = budget
         self._index = Index(path / INDEX)
-        self._mirror = IndexMirror(path)
+        self.clock = clock or time.time
+        self._mirror = IndexMirror(path, self.clock)
         self.readers = readers or Readers(THREADS, "disk-read")
         self.refresh()
 
@@ -115,7 +122,7 @@ class CacheDirectory:
         """Return every snapshot of the directory, the last used first."""
         self.restore_index()
         with self.reading() as connection:
-            graph = read_graph(connection, self.path)
+            graph = read_graph(connection, self.path, self.clock)
             labels = Index.labels(connection)
         entries = [
             _entry(graph.records[key], graph, labels.get(key, ""), n_bytes)
@@ -131,7 +138,7 @@ class CacheDirectory:
         file_budget = budget - self.auxiliary_bytes()
         if dry_run:
             with self.reading() as connection:
-                evicted = read_graph(connection, self.path).shrink(file_budget)
+                evicted = read_graph(connection, self.path, self.clock).shrink(file_budget)
             return sum(record.n_bytes for record in evicted)
         with self.changing() as transaction:
             return transaction.shrink(file_budget)
@@ -173,7 +180,7 @@ class CacheDirectory:
             try:
                 with self._index.writing() as connection:
                     self._catch_up(connection, self.auxiliary_bytes())
-                    transaction = Transaction(connection, self._mirror, self.path)
+                    transaction = Transaction(connection, self._mirror, self.path, self.clock)
                     yield transaction
                     file_bytes = transaction.file_bytes
             except BaseException:

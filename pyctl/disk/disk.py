@@ -16,6 +16,7 @@ from functools import partial
 from typing import TypeAlias
 
 from pyctl.cache.costs import Costs
+from pyctl.cache.device_limits import MAX_UNWRITTEN_BYTES
 from pyctl.cache.disk_policy import DiskPolicy
 from pyctl.cache.pending_snapshot import PendingSnapshot
 from pyctl.cache.ports import DiskView, Entry, FlushCopies, RowsOf
@@ -69,6 +70,8 @@ class WriteLimits:
         close_seconds: The maximum seconds of writing when the disk is closed.
         retry_seconds: The pause after the disk refused a write.
         stall_seconds: The seconds after which a write without progress counts as one that hangs.
+        spilled_bytes: The maximum bytes of evicted snapshots that wait.
+        recent_bytes: The maximum bytes of the files of recent prompts.
     """
 
     min_tokens: int = 512
@@ -76,6 +79,8 @@ class WriteLimits:
     close_seconds: float = CLOSE_SECONDS
     retry_seconds: float = RETRY_SECONDS
     stall_seconds: float = STALL_SECONDS
+    spilled_bytes: int = MAX_UNWRITTEN_BYTES
+    recent_bytes: int = DEFAULT_FILE_BYTES
 
 
 class Disk:
@@ -117,12 +122,13 @@ class Disk:
         self._refreshed_at = time.monotonic()
         self._recent_files = RecentFiles(
             self.folder.path / PROMPTS,
-            self.folder.auxiliary_limit(DEFAULT_FILE_BYTES),
+            self.folder.auxiliary_limit(limits.recent_bytes),
             writer.reserve_write,
         )
         self.recent.load(self._recent_files.load())
         self.queue = WriteQueue(
             self._write,
+            limits.spilled_bytes,
             retry_seconds=limits.retry_seconds,
             stall_seconds=limits.stall_seconds,
         )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from functools import cached_property
 
@@ -20,11 +21,17 @@ class FileGraph:
     caller does.
 
     A segment stays while a state needs it, directly or through a child. Files of the fingerprints
-    ``older`` are of no further use.
+    ``older`` are of no further use. ``clock`` gives seconds since the epoch, as records have them.
     """
 
-    def __init__(self, records: Iterable[Record], older: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        records: Iterable[Record],
+        older: frozenset[str] = frozenset(),
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self.older = older
+        self._clock = clock
         self.records = {record.key: record for record in records}
         self.n_bytes = sum(record.n_bytes for record in self.records.values())
         self._children: defaultdict[Key, set[Key]] = defaultdict(set)
@@ -194,7 +201,7 @@ class FileGraph:
 
     @cached_property
     def _policy(self) -> CostAwareEviction[Key]:
-        return CostAwareEviction(self._tree, self._freed)
+        return CostAwareEviction(self._tree, self._freed, self._clock)
 
     def _find_segments(self, record: Record) -> dict[Key, int]:
         """Return the segments of a state, the deepest first, each with the position up to which it

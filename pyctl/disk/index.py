@@ -266,18 +266,24 @@ class Index:
         return {(fingerprint, _name(file)): label for fingerprint, file, label in rows}
 
     @staticmethod
-    def written_today(connection: sqlite3.Connection) -> int:
-        """Return the bytes of files made since midnight UTC, by every process."""
-        row = connection.execute("SELECT n_bytes FROM days WHERE day = ?", (_today(),)).fetchone()
+    def written_today(connection: sqlite3.Connection, now: float | None = None) -> int:
+        """Return the bytes of files made since midnight UTC, by every process.
+
+        ``now`` is in seconds since the epoch, None for the system's clock.
+        """
+        row = connection.execute("SELECT n_bytes FROM days WHERE day = ?", (_day(now),)).fetchone()
         return int(row[0]) if row else 0
 
     @staticmethod
-    def add_written(connection: sqlite3.Connection, n_bytes: int) -> None:
-        """Count bytes that were written today; days older than a month are forgotten."""
-        connection.execute("DELETE FROM days WHERE day < ?", (_today() - DAYS_KEPT,))
+    def add_written(connection: sqlite3.Connection, n_bytes: int, now: float | None = None) -> None:
+        """Count bytes that were written on the day of ``now``, as in `written_today`; days older
+        than a month are forgotten.
+        """
+        day = _day(now)
+        connection.execute("DELETE FROM days WHERE day < ?", (day - DAYS_KEPT,))
         add = "n_bytes = n_bytes + excluded.n_bytes"
         query = f"INSERT INTO days VALUES(?, ?) ON CONFLICT(day) DO UPDATE SET {add}"
-        connection.execute(query, (_today(), n_bytes))
+        connection.execute(query, (day, n_bytes))
 
 
 class _Connection:
@@ -441,5 +447,6 @@ def _values(key: Key) -> tuple[str, str]:
     return key[0], str(key[1])
 
 
-def _today() -> int:
-    return int(time.time() // 86_400)
+def _day(now: float | None) -> int:
+    """Return the number of a day (UTC) since the epoch; None is today."""
+    return int((time.time() if now is None else now) // 86_400)

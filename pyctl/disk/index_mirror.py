@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -103,10 +103,11 @@ class IndexMirror:
     which any thread may read. ``graph`` is None until it is needed, and right whenever it is there.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, clock: Callable[[], float]) -> None:
         self.contents = Contents()
         self.graph: FileGraph | None = None
         self._path = path
+        self._clock = clock
         self._version: IndexVersion | None = None  # None: read everything again
         self._contents_lock = threading.Lock()  # held for a moment only
 
@@ -128,7 +129,7 @@ class IndexMirror:
     def load_graph(self, connection: sqlite3.Connection) -> FileGraph:
         """Return the graph, which is read if it is not there."""
         if self.graph is None:
-            self.graph = read_graph(connection, self._path)
+            self.graph = read_graph(connection, self._path, self._clock)
         return self.graph
 
     def apply(self, changes: Iterable[FileChange], file_bytes: int, auxiliary_bytes: int) -> None:
@@ -155,12 +156,14 @@ class IndexMirror:
             self._version = None
 
 
-def read_graph(connection: sqlite3.Connection, path: Path) -> FileGraph:
-    """Return the graph of all files in the index of the directory at ``path``."""
+def read_graph(connection: sqlite3.Connection, path: Path, clock: Callable[[], float]) -> FileGraph:
+    """Return the graph of all files in the index of the directory at ``path``, whose clock is
+    ``clock``.
+    """
     records = Index.records(connection)
     fingerprints = {record.fingerprint for record in records}
     older = frozenset(fingerprint for fingerprint in fingerprints if is_older(path / fingerprint))
-    return FileGraph(records, older)
+    return FileGraph(records, older, clock)
 
 
 def is_older(fingerprint_dir: Path) -> bool:

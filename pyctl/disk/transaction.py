@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -31,13 +30,20 @@ class Transaction:
     recovery removes the temp files and the rows.
     """
 
-    def __init__(self, connection: sqlite3.Connection, mirror: IndexMirror, path: Path) -> None:
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        mirror: IndexMirror,
+        path: Path,
+        clock: Callable[[], float],
+    ) -> None:
         self.connection = connection
         self.changes: list[FileChange] = []
         self._mirror = mirror
         self._path = path
         self._removed: dict[Path, Path] = {}
         """The files to remove at the commit: temp name, own name."""
+        self._clock = clock
 
     @property
     def graph(self) -> FileGraph:
@@ -101,7 +107,7 @@ class Transaction:
 
     def touch(self, key: Key) -> None:
         """Count a hit of a state, now."""
-        now = time.time()
+        now = self._clock()
         Index.touch(self.connection, key, now)
         if self._mirror.graph is not None:
             self._mirror.graph.touch(key, now)

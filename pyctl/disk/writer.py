@@ -134,7 +134,7 @@ class StoreWriter:
         with self.directory.reading() as connection:
             names = ChainNames(snapshot, partial(self._is_whole, connection))
             twin = Index.record(connection, self.folder.key(StateName.from_prefix(snapshot.prefix)))
-            written_today = Index.written_today(connection)
+            written_today = Index.written_today(connection, self.directory.clock())
         if self._satisfies(twin, snapshot.exact):
             return None
         n_bytes = snapshot.state.n_bytes
@@ -174,7 +174,7 @@ class StoreWriter:
         path = writing.temps.enter_context(temp_path(self.folder.path))
         record = self._write_state(path, snapshot, names.chain[-1])
         if writing.is_spilled:
-            record = replace(record, used=_epoch(snapshot.used), hits=snapshot.hits)
+            record = replace(record, used=self._epoch(snapshot.used), hits=snapshot.hits)
         writing.records[path] = record
         chain = [self.folder.key(name) for name in names.chain]
         n_bytes = self._publish(snapshot, writing.records, chain, writing.label)
@@ -196,7 +196,7 @@ class StoreWriter:
             n_bytes = sum(record.n_bytes for record in writing.records.values())
             if n_bytes:
                 with self.directory.changing(is_shown=False) as transaction:
-                    Index.add_written(transaction.connection, n_bytes)
+                    Index.add_written(transaction.connection, n_bytes, self.directory.clock())
 
     # -- one transaction
     # ----------------------------------------------------------------------------------
@@ -245,7 +245,7 @@ class StoreWriter:
                 if not all(key in arriving or self._is_stored(graph, key) for key in chain):
                     return None
                 n_bytes = sum(record.n_bytes for record in fresh.values())
-                written_today = Index.written_today(transaction.connection)
+                written_today = Index.written_today(transaction.connection, self.directory.clock())
                 if not self._within_daily_limit(n_bytes, written_today):
                     return 0
                 evicted = self._plan_eviction(transaction, fresh.values(), state.key)
@@ -257,7 +257,7 @@ class StoreWriter:
                     renamed.append(target)
                     transaction.insert(record, label if record.is_state else "")
                 transaction.delete(evicted)
-                Index.add_written(transaction.connection, n_bytes)
+                Index.add_written(transaction.connection, n_bytes, self.directory.clock())
         except BaseException:
             for path in renamed:
                 remove_file(path)
@@ -291,24 +291,29 @@ class StoreWriter:
         none for them.
         """
         with self.directory.changing(is_shown=False) as transaction:
-            written_today = Index.written_today(transaction.connection)
+            written_today = Index.written_today(transaction.connection, self.directory.clock())
             if not self._within_daily_limit(n_bytes, written_today):
                 return False
             if self.directory.budget is not None:
                 room = self.directory.budget - self.directory.auxiliary_bytes()
                 transaction.shrink(room - n_bytes)
-            Index.add_written(transaction.connection, n_bytes)
+            Index.add_written(transaction.connection, n_bytes, self.directory.clock())
         return True
 
     # -- limits
     # ----------------------------------------------------------------------------------
+
+    @property
+    def _today(self) -> int:
+        """The number of the day (UTC) since the epoch."""
+        return int(self.directory.clock() // DAY_SECONDS)
 
     def _within_daily_limit(self, n_bytes: int, written_today: int) -> bool:
         return self.daily_bytes is None or written_today + n_bytes <= self.daily_bytes
 
     def _log_limit_once(self, written_today: int) -> None:
         """Log once a day that it has no more room."""
-        day = _today()
+        day = self._today
         if self._warned_day == day:
             return
         self._warned_day = day
@@ -321,7 +326,7 @@ class StoreWriter:
     def _may_spill(self, n_bytes: int, written_today: int) -> bool:
         """Return whether an evicted snapshot of ``n_bytes`` may still be written today."""
         budget = self.directory.budget
-        spilled_today = self._spilled.on(_today())
+        spilled_today = self._spilled.on(self._today)
         if budget is not None and spilled_today + n_bytes > SPILLED_PER_DAY * budget:
             return False
         return self._within_daily_limit(SPILL_SHARE * n_bytes, SPILL_SHARE * written_today)
@@ -352,7 +357,7 @@ class StoreWriter:
 
     def _estimate_records(self, snapshot: Snapshot) -> list[Record]:
         """Return records of about the files of ``snapshot`` that are missing, the state last."""
-        now = time.time()
+        now = self.directory.clock()
         records: list[Record] = []
         with self.directory.reading() as connection:
             names = ChainNames(snapshot, partial(self._is_whole, connection))
@@ -369,10 +374,14 @@ class StoreWriter:
             names.chain[-1],
             snapshot.exact,
             created=now,
-            used=_epoch(snapshot.used),
+            used=self._epoch(snapshot.used),
             hits=snapshot.hits,
         )
         return [*records, state]
+
+    def _epoch(self, at: float) -> float:
+        """Return the epoch seconds of monotonic seconds."""
+        return self.directory.clock() - (time.monotonic() - at)
 
     # -- files
     # ----------------------------------------------------------------------------------
@@ -394,7 +403,7 @@ class StoreWriter:
         blocks: Mapping[PartKind, Block],
     ) -> Record:
         """Write and sync a file under its temp name ``path``; return its record."""
-        now = time.time()
+        now = self.directory.clock()
         fingerprint = self.folder.fingerprint
         whole = {kind: np.ascontiguousarray(block) for kind, block in blocks.items()}
         header = Header(fingerprint, name, parent, exact, now, segment_parts(whole))
@@ -420,13 +429,3 @@ class StoreWriter:
         if record is None or (exact and not record.exact):
             return False
         return self.folder.has_file(record.name)
-
-
-def _epoch(at: float) -> float:
-    """Return the epoch seconds of monotonic seconds."""
-    return time.time() - (time.monotonic() - at)
-
-
-def _today() -> int:
-    """Return the number of the day (UTC) since the epoch."""
-    return int(time.time() // DAY_SECONDS)
