@@ -146,6 +146,11 @@ class HeldSegments:
     def _is_worth(self, segment: Segment, n_missing: int) -> bool:
         """Return whether the victims for ``n_missing`` bytes are worth less than all snapshots
         that need the rows of ``segment``.
+
+        Without the rows, the states of these snapshots go too, so victims pay for that many bytes
+        more. A victim that frees more than is left to pay counts in proportion, since the next
+        rows take the rest: otherwise an old conversation of some GiB outlasts young ones, each of
+        which is worth less than all of it.
         """
         # Copies of rows on the device go first, and lose nothing.
         n_bytes = n_missing - sum(int(each.rows.nbytes) for each in self.pool.copies())
@@ -154,12 +159,15 @@ class HeldSegments:
         needing = self._index.needing(segment)
         lost = self._policy.combined_value(needing)
         best = max(needing, key=self._policy.value, default=None)
+        n_unpaid = n_bytes + sum(snapshot.state.own_bytes for snapshot in needing)
         for snapshot in self._policy.rank():
-            if n_bytes <= 0:
+            if n_unpaid <= 0:
                 break
             if snapshot is not best and self._index.is_evictable(snapshot):
-                lost -= self._policy.value(snapshot)
-                n_bytes -= self.pool.n_freed(snapshot, without_copies=True)
+                n_freed = max(self.pool.n_freed(snapshot, without_copies=True), 1)
+                lost -= self._policy.value(snapshot) * min(n_unpaid / n_freed, 1.0)
+                n_bytes -= n_freed
+                n_unpaid -= n_freed
         return n_bytes <= 0 and lost > 0
 
     def evict_dependents(self, segment: Segment) -> None:

@@ -102,6 +102,23 @@ def test_rows_of_less_worth_find_no_room() -> None:
     assert cache.snapshots() == [cheap, dear]
 
 
+def test_an_old_conversation_of_many_bytes_pays_for_the_rows_of_a_young_one() -> None:
+    """All of the old one is worth more, but only a tenth of its bytes is missing."""
+    cache = RamCache(0, None)
+    old = snapshot(1, 4000)
+    cache.next_turn()
+    assert cache.add(old)
+    for _ in range(8):
+        cache.next_turn()
+    young = on_device(cache, 2, 400)
+    assert cache.policy.value(old) > cache.policy.value(young)
+    assert cache.policy.value(old) * 400 / 4000 < cache.policy.value(young)
+    cache.budget.limit = cache.n_bytes
+    assert cache.held.make_room(young.segment, 400 * ROW)
+    assert cache.snapshots() == [young]
+    check_invariants(cache)
+
+
 def test_rows_that_stay_find_room_beyond_the_budget() -> None:
     cache = RamCache(0, n_bytes_of(100))
     pinned = on_device(cache, 1, 100)
