@@ -16,10 +16,15 @@ A conversation is a chain of snapshots. One that is used again resumes
   P(between a and b) = (1 - end) * ln((x_a + near) / (x_b + near)) / ln(1 + length / near);
 - within its opening, the text before the first reply, when another conversation starts alike. The
   density is the same one, measured from the end of the opening, with the weight ``head``: text
-  about the day, the folder or the task stands late in an opening.
+  about the day, the folder or the task stands late in an opening;
+- after its first boundary, when a client clears or summarises it: the system message and the tools
+  stay, with the weight ``system``. 98 of 104 rewrites in these sessions leave within the opening.
 
-All of it decays with the time since the last use: after ``half_life`` to 1/2, after three times
-that to 1/4. `bench.policy --weights` shows the gain of each weight.
+All of it decays with the square of the time since the last use, to 1/2 after ``half_life``: bytes
+are held for a time, so a snapshot counts by the rate at which it is used, not by whether it ever
+will be. Of the conversations in 30 recorded sessions, three at once (`bench.traces`), 77 % go on
+with the next request, 9 % with the fourth if not before, 0.9 % with the 16th, 0.08 % with the 64th.
+`bench.policy --weights` shows the gain of each weight.
 """
 
 from __future__ import annotations
@@ -42,6 +47,9 @@ K = TypeVar("K", bound=Hashable)
 SAME_MOMENT_SECONDS = 60.0
 """Half-life on disk: snapshots used within one moment count alike."""
 
+HALVING = math.sqrt(2) - 1
+"""1 / (1 + HALVING) squared is 1/2."""
+
 RANKED_AT_ONCE = 128
 """Snapshots that are all ranked again at each unit of the clock. More are ranked again less often,
 so that the time spent on ranking per unit is bounded.
@@ -56,6 +64,7 @@ class Likelihoods:
         end: The conversation goes on at its end.
         head: A new conversation starts as this one did. Where the opening is not known, the weight
             goes to the first snapshot.
+        system: The conversation is cleared or summarised, and goes on after its first boundary.
         near_end: Tokens from the end within which all distances are equally likely.
         again: Each further time that prompts parted at a snapshot makes one more likely.
         turn: The snapshot before the user's newest message. Clients that rewrite a history when the
@@ -65,6 +74,7 @@ class Likelihoods:
 
     end: float = 0.65
     head: float = 0.2
+    system: float = 0.3
     near_end: int = 64
     again: float = 0.5
     turn: float = 0.5
@@ -189,11 +199,13 @@ class CostAwareEviction(Generic[K]):
             last_below = max(last_below, conversation.used)
             p_resume = self._p_rewind(conversation.n, node.n, child.n)
             p_resume += self._p_new_conversation(conversation.n_opening, node.n, child.n)
+            p_resume += self._p_cleared(conversation.n_system, node.n, child.n)
             total += self._decay(conversation.used) * p_resume
         own = node.own
         if own.used > last_below:  # the newest conversation has no deeper snapshot than this one
             p_resume = self._p_rewind(own.n, node.n, own.n)
             p_resume += self._p_new_conversation(own.n_opening, node.n, own.n)
+            p_resume += self._p_cleared(own.n_system, node.n, own.n)
             total += self._decay(own.used) * (weights.end + p_resume)
         if node.parent is None and not node.newest.n_opening:
             total += weights.head * self._decay(node.newest.used)
@@ -224,12 +236,18 @@ class CostAwareEviction(Generic[K]):
         share = math.log((n_opening - start + near) / (n_opening - stop + near))
         return self.likelihoods.head * share / math.log1p(n_opening / near)
 
+    def _p_cleared(self, n_system: int, start: int, stop: int) -> float:
+        """Return the probability that the conversation is cleared after ``n_system`` tokens, if
+        that place is between ``start`` and ``stop``.
+        """
+        return self.likelihoods.system if 0 < n_system and start <= n_system < stop else 0.0
+
     def _decay(self, used: float, now: float | None = None) -> float:
-        """Return the factor for the time since ``used``: 1/2 after a half-life, then slower."""
+        """Return the factor for the time since ``used``: 1/2 after a half-life, 1/4 after 2.4."""
         age = (self._now if now is None else now) - used
         if age <= 0:
             return 1.0
-        return self.half_life / (age + self.half_life)
+        return 1 / (1 + HALVING * age / self.half_life) ** 2
 
     def _rank(self, per_byte: bool) -> None:
         """Bring values and heap up to date."""

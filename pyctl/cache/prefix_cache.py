@@ -223,10 +223,12 @@ class PrefixCache:
             self.saver.save(seq, CachePlan(PromptMatch(seq.tokens)), stats)
 
     def _facts(self, request: CacheRequest) -> PromptFacts:
+        boundaries = request.prompt.boundaries
         return PromptFacts(
             turn=self.cache.turn,
             cached=request.cache_prompt,
             for_disk=may_use_disk(request, self.disk),
             n_header=request.prompt.end,
             n_opening=request.prompt.opening,
+            n_system=boundaries[0] if len(boundaries) > 1 else 0,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 __all__ = ["ConversationEnd", "PrefixTree", "TreeNode"]
@@ -20,11 +20,13 @@ class ConversationEnd:
         used: When it was used last, in units of the caller's clock.
         n: Its tokens.
         n_opening: Its tokens before the first reply, 0 if unknown.
+        n_system: Its tokens before the first boundary, 0 if unknown.
     """
 
     used: float
     n: int
     n_opening: int = 0
+    n_system: int = 0
 
 
 @dataclass(eq=False)
@@ -145,7 +147,7 @@ class PrefixTree(Generic[K]):
         """Note that a snapshot was used, at ``used`` seconds of the caller's clock."""
         node = self._nodes[key]
         node.used = used
-        node.own = ConversationEnd(used, node.n, node.own.n_opening)
+        node.own = replace(node.own, used=used, n=node.n)
         node.hits += 1
 
     def remove(self, key: K) -> None:

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 QUIET_SECONDS = 60.0
 """The least time between two warnings that something is too large."""
 
-HALF_TURNS = 8.0
+HALF_TURNS = 3.3
 """After so many requests without one, a conversation is half as likely to go on with the next."""
 
 
@@ -201,6 +201,7 @@ class RamCache:
         node = self.index.add(snapshot, used)
         node.is_turn = snapshot.is_turn
         node.own.n_opening = snapshot.facts.n_opening
+        node.own.n_system = snapshot.facts.n_system
         with self.locked(snapshot):
             self.budget.make_room()
         if self.budget.room() < 0:  # another model took the room since `_fits`

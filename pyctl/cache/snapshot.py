@@ -318,6 +318,8 @@ class PromptFacts:
         n_header: The tokens before the generation header: up to there the next turn of the
             conversation is the same.
         n_opening: The tokens before the first reply (`Prompt.opening`), 0 if unknown.
+        n_system: The tokens before the first boundary: the system message and the tools of a chat;
+            0 if unknown.
     """
 
     turn: int | None = None
@@ -325,6 +327,7 @@ class PromptFacts:
     for_disk: bool = True
     n_header: int = 0
     n_opening: int = 0
+    n_system: int = 0
 
 
 @dataclass(eq=False)

@@ -30,6 +30,7 @@ class Held:
     seen: float = -1.0
     reach: int = 0
     opening: int = 0
+    system: int = 0
 
     def stems_from(self, other: Held) -> bool:
         return other.n < self.n and self.chain.get(next(iter(other.chain)), 0) >= other.n

@@ -33,7 +33,7 @@ def plain_worth(
     """
 
     def age(used: float) -> float:
-        return half / (max(now - used, 0.0) + half)
+        return 1 / (1 + (math.sqrt(2) - 1) * max(now - used, 0.0) / half) ** 2
 
     def newest(of: Held) -> Held:
         deeper = [other for other in held.values() if other.stems_from(of)]
@@ -54,14 +54,19 @@ def plain_worth(
             / math.log(1 + opening / odds.near_end)
         )
 
+    def cleared(system: int, first: int, last: int) -> float:
+        return odds.system if system and first <= system < last else 0.0
+
     children = children_of(one, held)
     total = 0.0
     if not any(newest(child).seen >= one.seen for child in children):
         total += age(one.seen) * (odds.end + cut_back(one.reach, one.n, one.reach))
         total += age(one.seen) * anew(one.opening, one.n, one.reach)
+        total += age(one.seen) * cleared(one.system, one.n, one.reach)
     for child in children:
         total += age(newest(child).seen) * cut_back(newest(child).reach, one.n, child.n)
         total += age(newest(child).seen) * anew(newest(child).opening, one.n, child.n)
+        total += age(newest(child).seen) * cleared(newest(child).system, one.n, child.n)
     if not above and not newest(one).opening:
         total += odds.head * age(newest(one).seen)
     # Those below it along the newest branch, as deep as that goes.
@@ -95,9 +100,11 @@ def test_the_policy_chooses_what_the_plain_rule_chooses(
     for key, one in held.items():
         one.is_turn = data.draw(st.booleans())
         one.opening = data.draw(st.integers(0, 60))
+        one.system = data.draw(st.integers(0, 60))
         node = tree.add(key, one.n, one.chain.items(), one.used, hits[key])
         node.is_turn = one.is_turn
         node.own.n_opening = one.opening
+        node.own.n_system = one.system
     freed = {key: data.draw(st.integers(0, 1000)) for key in held}
     now = 100.0
     policy = CostAwareEviction(tree, freed.__getitem__, lambda: now)
@@ -123,6 +130,7 @@ def test_the_policy_chooses_what_the_plain_rule_chooses(
             heir.seen = gone.seen
             heir.reach = gone.reach
             heir.opening = gone.opening
+            heir.system = gone.system
 
 
 @pytest.mark.parametrize(("opening", "ranked"), [(0, [20, 30, 40, 10]), (5000, [10, 20, 30, 40])])
@@ -139,3 +147,26 @@ def test_late_in_an_opening_others_are_expected_to_leave_it(
         segments.insert(0, (key, 100 * key))
         tree.add(key, 100 * key, segments, 1.0).own.n_opening = opening
     assert [key for key in policy.rank() if key <= 40] == ranked
+
+
+def test_the_system_message_of_a_conversation_outlasts_its_middle() -> None:
+    """A cleared conversation goes on there, however long it was and late its opening ends."""
+    tree: PrefixTree[int] = PrefixTree()
+    policy = CostAwareEviction(tree, lambda key: 1, lambda: 1.0)
+    segments: list[tuple[int, int]] = []
+    for key in (40, 140, 240, 340, 440, 1000):
+        segments.insert(0, (key, 100 * key))
+        node = tree.add(key, 100 * key, segments, 1.0)
+        node.own.n_opening = 500 * 100
+        node.own.n_system = 140 * 100
+    assert policy.rank()[-3:] == [140, 440, 1000]
+
+
+def test_an_idle_conversation_decays_with_the_square_of_time() -> None:
+    tree: PrefixTree[int] = PrefixTree()
+    now = 0.0
+    policy = CostAwareEviction(tree, lambda key: 1, lambda: now, half_life=3.0)
+    assert policy.expected_resumes_at_end(None) == pytest.approx(1.2)
+    values = [policy.expected_resumes_at_end(-age) for age in (0.0, 3.0, 300.0, 600.0)]
+    assert values[1] == pytest.approx(values[0] / 2)
+    assert values[3] == pytest.approx(values[2] / 4, rel=0.05)
