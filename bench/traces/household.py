@@ -1,8 +1,9 @@
-"""Recorded sessions on a simulated card: the real engine, cache and policies; no model.
+"""Recorded sessions on a simulated server: a household runs several sessions at once.
 
-A household runs several sessions at once. The card serves one request at a time, in the order in
-which they arrive; a client sends its next request the recorded pause after the last reply. Seconds
-come from a model on a card (bench/gpu_seconds.py).
+The card serves one request at a time, in the order in which they arrive; a client sends its next
+request the recorded pause after the last reply. Seconds come from a model on a card
+(bench/gpu_seconds.py). Requests of a visitor, restarts and switches of the model can come in
+between.
 """
 
 from __future__ import annotations
@@ -11,24 +12,15 @@ import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import cast
+from pathlib import Path
 
-from bench.gpu_seconds import Device
-from bench.simulated import SizedBackend, serve
-from bench.traces.prompts import SessionPrompts
+import numpy as np
+
+from bench.traces.prompts import HEADER_TOKENS, ID_RANGE, SessionPrompts
 from bench.traces.recording import RecordedRequest, Session
+from bench.traces.simulated_server import Card, SimulatedServer, VirtualClock
 from pyctl.cache.cache_stats import RequestStats
-from pyctl.cache.costs import Costs
-from pyctl.cache.ram import RamCache
-from pyctl.engine.backend import Backend
-from pyctl.engine.engine import Engine
-from pyctl.engine.engine_settings import EngineSettings
-
-N_SEQS = 4
-"""Sequences of the server, its default."""
-
-N_UBATCH = 512
-"""Tokens of a batch, its default."""
+from pyctl.prompt import Prompt, as_tokens
 
 MAX_REPLY_TOKENS = 16
 """Tokens of a reply that are generated. The rest of it is evaluated with the next prompt, and
@@ -38,43 +30,23 @@ counts as new there: simulating each token of 25 million would take hours.
 DECODE_SECONDS = 1 / 43
 """Seconds for each token of a reply: a 27B on an RTX 3090, without drafts."""
 
+VISIT_TOKENS = 20_000
+"""Tokens of a visitor's prompt: a document with a question."""
+
 
 @dataclass(frozen=True)
-class Card:
-    """Memory and speed of the simulated machine.
+class Interruptions:
+    """Events between the requests of the sessions, each after so many requests; 0 for never.
 
     Attributes:
-        device: Seconds for batches and copies.
-        n_cells: Tokens of context, shared by all sequences.
-        row_bytes: Bytes of KV for a token.
-        state_bytes: Bytes of the recurrent state.
-        ram_bytes: Limit of the prefix cache in RAM.
+        restart: The server ends and starts again.
+        switch: The model is unloaded for another one, and loaded again.
+        visit: Another client sends a prompt that shares nothing with any other.
     """
 
-    device: Device
-    n_cells: int
-    row_bytes: int
-    state_bytes: int
-    ram_bytes: int
-
-
-class _CardCosts(Costs):
-    """The card's seconds for tokens, where a server measures its own.
-
-    So the speed of the machine that simulates decides nothing.
-    """
-
-    def __init__(self, device: Device) -> None:
-        super().__init__()
-        self._token_seconds = device.batch(N_UBATCH, 0) / N_UBATCH
-        self._depth_seconds = device.per_row
-
-    def evaluate(self, first: int, last: int) -> float:
-        n = last - first
-        return n * (self._token_seconds + self._depth_seconds * (first + last) / 2)
-
-    def record_evaluated(self, first: int, last: int, seconds: float) -> None:
-        """Leave out a measurement of the simulation."""
+    restart: int = 0
+    switch: int = 0
+    visit: int = 0
 
 
 @dataclass(frozen=True)
@@ -87,6 +59,7 @@ class Served:
         n_known: Leading tokens that an earlier request or reply had.
         stats: The engine's account.
         seconds: From the arrival to the first token.
+        n_from_device: Rows of the restored prefix that had stayed on the device.
     """
 
     session: int
@@ -94,6 +67,7 @@ class Served:
     n_known: int
     stats: RequestStats
     seconds: float
+    n_from_device: int = 0
 
     @property
     def floor(self) -> int:
@@ -116,58 +90,54 @@ class _Client:
 
 
 class Household:
-    """Runs sessions on a card, ``n_at_once`` of them at any time.
+    """Runs sessions on a card, ``n_at_once`` of them at any time; files lie in ``directory``.
 
     ``n_refused`` counts requests that do not fit into the context, as the recording's longest do
     not; the clients leave them out.
     """
 
-    def __init__(self, card: Card, sessions: Sequence[Session], n_at_once: int) -> None:
+    def __init__(
+        self,
+        card: Card,
+        sessions: Sequence[Session],
+        n_at_once: int,
+        directory: Path,
+        interruptions: Interruptions = Interruptions(),
+    ) -> None:
         """Start an empty server on ``card``; ``sessions`` begin in their order."""
         self.card = card
         self.n_refused = 0
-        self._backend = SizedBackend(
-            card.n_cells,
-            N_SEQS,
-            card.row_bytes,
-            card.state_bytes,
-            n_ubatch=N_UBATCH,
-            batch_cost=N_UBATCH // 2,
-        )
-        self.cache = RamCache(0, card.ram_bytes, costs=_CardCosts(card.device))
-        self._engine = Engine(cast(Backend, self._backend), self.cache, EngineSettings())
+        self._clock = VirtualClock()
+        self.server = SimulatedServer(card, directory, self._clock)
         self._waiting = iter(sessions)
         self._n_at_once = n_at_once
+        self._interruptions = interruptions
+        self._n_served = 0
+        self._free_from = 0.0
 
     def run(self) -> Iterator[Served]:
-        """Yield each request as it is answered."""
+        """Yield each request as it is answered; the server has ended after the last."""
         order = count()  # requests that arrive together are served in a fixed order
         arrivals: list[tuple[float, int, _Client]] = []
         for _ in range(self._n_at_once):
             self._begin(arrivals, 0.0, next(order))
-        free_from = 0.0
         while arrivals:
             arrived, _, client = heapq.heappop(arrivals)
             request = client.session.requests[client.next_row]
             client.next_row += 1
-            fits = request.n_prompt + request.n_reply < self.card.n_cells
-            made = client.prompts.make(request, is_served=fits)
             done = arrived
-            if fits:
-                began = max(arrived, free_from)
-                stats, seconds = serve(self._engine, self._backend, made.prompt, made.reply)
-                first_token = began + seconds[self.card.device.name]
-                done = first_token + request.n_reply * DECODE_SECONDS
-                free_from = done
-                number = client.session.number
-                yield Served(number, request, made.n_known, stats, first_token - arrived)
+            if request.n_prompt + request.n_reply < self.card.n_cells:
+                yield self._serve(arrived, client, request)
+                done = self._free_from
             else:
+                client.prompts.make(request, is_served=False)
                 self.n_refused += 1
             if client.next_row < len(client.session.requests):
                 think = client.session.requests[client.next_row].think
                 heapq.heappush(arrivals, (done + think, next(order), client))
             else:
                 self._begin(arrivals, done, next(order))
+        self.server.close()
 
     def _begin(self, arrivals: list[tuple[float, int, _Client]], now: float, order: int) -> None:
         """Start the next session, if one is left."""
@@ -176,3 +146,52 @@ class Household:
             heapq.heappush(
                 arrivals, (now, order, _Client(session, SessionPrompts(session, MAX_REPLY_TOKENS)))
             )
+
+    def _serve(self, arrived: float, client: _Client, request: RecordedRequest) -> Served:
+        """Answer ``request``, after what comes in between."""
+        self._interrupt(arrived)
+        self.server.idle(arrived - self._free_from)
+        began = max(arrived, self._free_from)
+        self._clock.advance_to(began)
+        made = client.prompts.make(request)
+        answer = self.server.answer(made.prompt, made.reply)
+        first_token = began + answer.seconds
+        self._free_from = first_token + request.n_reply * DECODE_SECONDS
+        self._clock.advance_to(self._free_from)
+        self._n_served += 1
+        return Served(
+            client.session.number,
+            request,
+            made.n_known,
+            answer.stats,
+            first_token - arrived,
+            answer.n_from_device,
+        )
+
+    def _interrupt(self, now: float) -> None:
+        """Let those of the interruptions happen that are due before the next request."""
+        due = self._interruptions
+        if _is_due(due.restart, self._n_served):
+            self.server.restart()
+        if _is_due(due.switch, self._n_served):
+            self.server.switch_model()
+        if _is_due(due.visit, self._n_served):
+            self._visit(now)
+
+    def _visit(self, now: float) -> None:
+        """Answer a prompt that shares nothing with any other."""
+        began = max(now, self._free_from)
+        self._clock.advance_to(began)
+        rng = np.random.default_rng(self._n_served)
+        tokens = as_tokens(rng.integers(*ID_RANGE, size=VISIT_TOKENS, dtype=np.int32))
+        header = VISIT_TOKENS - HEADER_TOKENS
+        answer = self.server.answer(Prompt(tokens, (header,), (header,), header), tokens[:1])
+        self._free_from = began + answer.seconds
+        self._clock.advance_to(self._free_from)
+
+
+def _is_due(interval: int, n_served: int) -> bool:
+    """Return whether an event comes before the next request; each comes after ``interval``
+    requests.
+    """
+    return interval > 0 and n_served > 0 and n_served % interval == 0

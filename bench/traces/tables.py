@@ -1,12 +1,13 @@
-"""Tables of served requests: by kind, by the reason for what was evaluated twice, and the worst."""
+"""Tables of served requests: by kind, source and reason for what was evaluated twice; the worst."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
 
-from bench.traces.household import N_UBATCH, Served
+from bench.traces.household import Served
 from bench.traces.recording import Kind
+from bench.traces.simulated_server import N_UBATCH
 
 WAITS = (1.0, 2.0, 5.0)
 """Seconds to the first token; the tables count the requests below each."""
@@ -14,14 +15,33 @@ WAITS = (1.0, 2.0, 5.0)
 N_WORST = 10
 """Requests that the table of the worst shows."""
 
+SIDE = "side request"
+"""A prompt of the main conversation that shares nothing with any earlier one, such as a title."""
+
+SOURCES = {
+    "none": "nothing",
+    "live": "live sequence",
+    "device": "GPU, held rows",
+    "ram": "RAM",
+    "disk": "disk",
+}
+"""Places that a restored prefix came from, with their names in the tables."""
+
 
 def rows_by_kind(served: Sequence[Served]) -> list[list[object]]:
     """Return a row per kind of request, and one of all."""
-    groups: dict[str, list[Served]] = {kind.value: [] for kind in Kind}
+    groups: dict[str, list[Served]] = {Kind.FIRST.value: [], SIDE: []}
+    groups |= {kind.value: [] for kind in Kind}
     for each in served:
-        groups[each.request.kind.value].append(each)
+        groups[kind_of(each)].append(each)
     groups["all"] = list(served)
     return [[name, *_sums(group)] for name, group in groups.items() if group]
+
+
+def kind_of(served: Served) -> str:
+    """Return the kind of a request, in the words of the tables."""
+    request = served.request
+    return SIDE if request.kind is Kind.FIRST and request.row > 0 else request.kind.value
 
 
 def _sums(group: Sequence[Served]) -> list[object]:
@@ -31,6 +51,24 @@ def _sums(group: Sequence[Served]) -> list[object]:
     shares = [sum(each.seconds < limit for each in group) / len(group) for limit in WAITS]
     counts = [f"{n:,}" for n in (len(group), prompt, floor, evaluated)]
     return [*counts, f"{evaluated / floor:.3f}", *(f"{100 * share:.1f}" for share in shares)]
+
+
+def rows_by_source(served: Sequence[Served]) -> list[list[object]]:
+    """Return a row per place that a prefix was restored from: requests, and tokens restored."""
+    tokens: dict[str, list[int]] = {source: [] for source in SOURCES}
+    for each in served:
+        tokens[source_of(each)].append(each.stats.n_cached)
+    return [
+        [SOURCES[source], f"{len(restored):,}", f"{sum(restored):,}"]
+        for source, restored in tokens.items()
+    ]
+
+
+def source_of(served: Served) -> str:
+    """Return the place that most rows of the restored prefix came from: a key of SOURCES."""
+    stats = served.stats
+    is_held = stats.source == "ram" and 2 * served.n_from_device > stats.n_cached
+    return "device" if is_held else stats.source
 
 
 def rows_by_reason(served: Sequence[Served]) -> list[list[object]]:
@@ -50,10 +88,11 @@ def worst_rows(served: Sequence[Served]) -> list[list[object]]:
         [
             each.session,
             each.request.row,
-            each.request.kind.value,
+            kind_of(each),
             f"{each.request.n_prompt:,}",
             f"{each.floor:,}",
             f"{each.stats.n_evaluated:,}",
+            SOURCES[source_of(each)],
             reason(each),
         ]
         for each in worst

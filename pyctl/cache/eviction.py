@@ -240,7 +240,8 @@ class CostAwareEviction(Generic[K]):
         """Return the probability that the conversation is cleared after ``n_system`` tokens, if
         that place is between ``start`` and ``stop``.
         """
-        return self.likelihoods.system if 0 < n_system and start <= n_system < stop else 0.0
+        is_between = n_system > 0 and start <= n_system < stop
+        return self.likelihoods.system if is_between else 0.0
 
     def _decay(self, used: float, now: float | None = None) -> float:
         """Return the factor for the time since ``used``: 1/2 after a half-life, 1/4 after 2.4."""

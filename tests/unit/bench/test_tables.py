@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from bench.traces.household import Served
 from bench.traces.recording import Kind, RecordedRequest
-from bench.traces.tables import rows_by_kind, rows_by_reason, worst_rows
+from bench.traces.tables import kind_of, rows_by_kind, rows_by_reason, rows_by_source, worst_rows
 from pyctl.cache.cache_stats import RequestStats
 
 
@@ -29,3 +31,21 @@ def test_tables_have_a_row_per_kind_and_reason_and_the_worst_first() -> None:
         ["less than a batch", "1", "300"],
     ]
     assert [row[5] for row in worst_rows(group)] == ["10,000", "5,000", "400"]
+
+
+def test_a_first_prompt_within_a_session_is_a_side_request() -> None:
+    assert kind_of(served(0, 10_000, Kind.FIRST)) == "side request"
+    assert kind_of(served(0, 10_000, Kind.SUB_AGENT)) == "sub-agent, first"
+
+
+def test_sources_are_told_apart_by_the_rows_that_stayed_on_the_device() -> None:
+    group = [served(9_900, 100) for _ in range(3)]
+    for each in group:
+        each.stats.source = "ram"
+    group[1] = replace(group[1], n_from_device=9_000)
+    group[2].stats.source = "disk"
+    assert [row for row in rows_by_source(group) if row[1] != "0"] == [
+        ["GPU, held rows", "1", "9,900"],
+        ["RAM", "1", "9,900"],
+        ["disk", "1", "9,900"],
+    ]
