@@ -166,3 +166,14 @@ def test_a_longer_prompt_evaluates_only_what_is_new() -> None:
     assert stats.n_cached == 400
     assert stats.n_evaluated == 200
     assert ends_of(again)[-1] == steps.seq.n
+
+
+@pytest.mark.parametrize(
+    ("boundaries", "n_system"), [((), 0), ((40,), 0), ((40, 60), 40), ((30, 40, 60), 30)]
+)
+def test_the_facts_of_a_chat_have_the_end_of_its_system_message(
+    boundaries: tuple[int, ...], n_system: int
+) -> None:
+    """A single message is a task, which has no system message before it."""
+    prompt = Prompt.from_ids(np.arange(64), boundaries)
+    assert Steps().lookup(prompt).facts.n_system == n_system

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
 
 from pyctl.cache.snapshot import Snapshot
+from pyctl.disk.directory import CacheDirectory
+from pyctl.disk.index import Index
+from pyctl.disk.model_folder import ModelFolder
+from pyctl.disk.writer import StoreWriter
 from tests.unit.disk.making import (
     DirectStore,
     check_directory,
@@ -130,3 +136,20 @@ def test_what_another_process_wrote_is_found_after_a_look(
     assert other.read(made[0].prefix, made[0].last_tokens(made[0].n)) is None
     assert not other.contains(made[0].prefix)
     assert other.damaged == 0, "it was only evicted"
+
+
+def test_days_and_ages_follow_the_clock_that_was_handed_in(tmp_path: Path) -> None:
+    now = 86_400.0 * 100 + 43_200
+    directory = CacheDirectory(tmp_path / "cache", clock=lambda: now)
+    writer = StoreWriter(ModelFolder(directory, "model"))
+    with closing(directory):
+        first, second = (conversation(seed, turns=1)[0] for seed in (1, 2))
+        list(writer.write(first))
+        with directory.reading() as connection:
+            assert Index.written_today(connection, now) == directory.contents.file_bytes
+        now += 86_400
+        with directory.reading() as connection:
+            assert Index.written_today(connection, now) == 0
+        list(writer.write(second))
+        created = {entry.name: entry.created for entry in directory.entries()}
+    assert created[second.prefix.name] - created[first.prefix.name] == 86_400
