@@ -132,11 +132,12 @@ def show(
     rows: Sequence[Sequence[object]],
     *,
     keep: str = "",
+    is_first: bool = True,
     notes: Sequence[str] = (),
     weights: str = "random",
 ) -> None:
-    """Print one table, and ``notes`` below it; with ``keep``, also write all to results/<keep>.md,
-    below its head.
+    """Print one table, and ``notes`` below it; with ``keep``, also write all to results/<keep>.md:
+    the first table of a page below its head, further ones at its end.
     """
     table = Table(title=title, title_justify="left")
     for name in columns:
@@ -145,13 +146,16 @@ def show(
         table.add_row(*(str(cell) for cell in row))
     Console(width=140).print(table)
     print(*notes, sep="\n", end="\n" * bool(notes))
-    if keep:
-        head = (f"- {name}: {value}" for name, value in describe(weights).items())
-        lines = [f"# {title}", "", *head, "", *(f"- {note}" for note in notes), *[""] * bool(notes)]
-        lines += ["| " + " | ".join(columns) + " |", "|" + "---:|" * len(columns)]
-        lines += ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
-        RESULTS.mkdir(exist_ok=True)
-        (RESULTS / f"{keep}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    if not keep:
+        return
+    head = (f"- {name}: {value}" for name, value in describe(weights).items())
+    lines = [f"# {title}", "", *head, ""] if is_first else ["", f"## {title}", ""]
+    lines += [*(f"- {note}" for note in notes), *[""] * bool(notes)]
+    lines += ["| " + " | ".join(columns) + " |", "|" + "---:|" * len(columns)]
+    lines += ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
+    RESULTS.mkdir(exist_ok=True)
+    with (RESULTS / f"{keep}.md").open("w" if is_first else "a", encoding="utf-8") as page:
+        page.write("\n".join(lines) + "\n")
 
 
 def tell(records: Sequence[dict[str, Any]]) -> None:

@@ -58,6 +58,7 @@ class RecordedRequest:
         parent: The row whose prompt shares the longest prefix; None without one.
         n_common: Tokens shared with the parent's prompt, in whole blocks.
         kind: How the request follows from earlier ones.
+        seconds: Since the start of the session.
     """
 
     row: int
@@ -68,6 +69,7 @@ class RecordedRequest:
     parent: int | None
     n_common: int
     kind: Kind
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,7 @@ def _requests(rows: Sequence[dict[str, str]]) -> Iterator[RecordedRequest]:
             kind=_kind(
                 is_new=stream not in streams, stream=stream, n_blocks=n_blocks, n_parent=n_parent
             ),
+            seconds=float(row["seconds"]),
         )
         streams.add(stream)
         lengths.append(n_prompt)
