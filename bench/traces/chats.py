@@ -115,9 +115,10 @@ class SessionChats:
         for begin, end in pairwise([first, *self._ends(request, first, last), last]):
             n_chars = self._text.chars(end * self._text.scale - n_tokens)
             text = words((self._session.number, request.row, begin), n_chars)
+            text = text.rstrip().ljust(n_chars, "a")  # templates strip messages
             n_tokens += self._text.message(n_chars)
             role = "user" if begin > 0 else "system"
-            yield _Part({"role": role, "content": text.strip()}, end, n_tokens)
+            yield _Part({"role": role, "content": text}, end, n_tokens)
 
     def _ends(self, request: RecordedRequest, first: int, last: int) -> list[int]:
         """Return the places between ``first`` and ``last`` where one message ends and the next
