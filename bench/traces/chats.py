@@ -122,13 +122,14 @@ class SessionChats:
 
     def _ends(self, request: RecordedRequest, first: int, last: int) -> list[int]:
         """Return the places between ``first`` and ``last`` where one message ends and the next
-        starts: those where later prompts leave, and one every MESSAGE_TOKENS.
+        starts: those where later prompts leave, and one every MESSAGE_TOKENS. The last message has
+        the rest as well.
         """
         ends = {cut for cut in self._session.cuts[request.row] if first < cut < last}
         if first == 0:
             first = min(*ends, SYSTEM_TOKENS, last // 2)  # a question follows the system message
             ends.add(first)
-        ends.update(range(first + MESSAGE_TOKENS, last, MESSAGE_TOKENS))
+        ends.update(range(first + MESSAGE_TOKENS, last - MESSAGE_TOKENS + 1, MESSAGE_TOKENS))
         return sorted(ends)
 
     def _forget(self, row: int) -> None:
