@@ -173,7 +173,7 @@ class ChatServer:
         Units are tokens if the server renders and tokenizes as llama-server does, else bytes.
         """
         if self._can_tokenize:
-            response = self._post("/apply-template", {"messages": list(messages)})
+            response = self._post("/apply-template", {**self._fields, "messages": list(messages)})
             return self._tokenize(response.raise_for_status().json()["prompt"])
         text = "".join(f"{each['role']}\n{reply_text(each)}\n" for each in messages)
         return _bytes_of(f"{text}assistant\n")

@@ -19,12 +19,12 @@ from __future__ import annotations
 
 import argparse
 import csv
+import json
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from bench.common import parse, parser_of, show
 from bench.traces.chat_server import ChatServer
@@ -54,6 +54,11 @@ SPARE_CONTEXT = 1.1
 
 CHECKPOINT_SPACING = 8_192
 """Tokens between two checkpoints of llama-server, its default."""
+
+FIELDS = {"ignore_eos": True, "chat_template_kwargs": {"enable_thinking": False}}
+"""Fields of the requests to servers that are started: replies have the recorded lengths, and no
+reasoning, which some templates leave out of the history.
+"""
 
 LOAD_SECONDS = 600.0
 """Seconds for the start of a server."""
@@ -117,6 +122,13 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     servers.add_argument("--model", default="", metavar="NAME", help="at --url: the model")
     servers.add_argument(
+        "--fields",
+        type=json.loads,
+        default={},
+        metavar="JSON",
+        help="at --url: more fields of each request, such as '{\"ignore_eos\": true}'",
+    )
+    servers.add_argument(
         "-m", dest="file", type=Path, metavar="FILE", help="with --start: other weights"
     )
     servers.add_argument(
@@ -171,8 +183,8 @@ def _target(server: str, options: argparse.Namespace, directory: Path, stack: Ex
     ``directory`` and stopped by ``stack``.
     """
     if server not in (PYCTL, LLAMA_SERVER):
-        other = ChatServer(server, options.switch) if options.switch else None
-        return Target(server, ChatServer(server, options.model), other)
+        other = ChatServer(server, options.switch, options.fields) if options.switch else None
+        return Target(server, ChatServer(server, options.model, options.fields), other)
     is_switched = options.switch is not None
     file = options.file or cached_model(TINY_FAT, directory)
     files = [file]
@@ -186,9 +198,7 @@ def _target(server: str, options: argparse.Namespace, directory: Path, stack: Ex
         process.stop()
         process.start(process.port)
 
-    fields: dict[str, Any] = {"ignore_eos": True}
-    if server == PYCTL:
-        fields["return_cache"] = True
+    fields = FIELDS if server == LLAMA_SERVER else {**FIELDS, "return_cache": True}
     names = [each.stem if is_switched else "" for each in files]
     models = [ChatServer(process.url, name, fields) for name in names]
     return Target(server, models[0], models[1] if is_switched else None, restart)
