@@ -39,8 +39,8 @@ class TextScale:
         """Return the server's tokens for ``n_recorded`` tokens; at least one."""
         return max(round(n_recorded * self.scale), 1)
 
-    def chars(self, n_tokens: float) -> int:
-        """Return the characters of a message of ``n_tokens`` of the server; at least one."""
+    def chars(self, n_tokens: int) -> int:
+        """Return the length of a message of ``n_tokens`` in characters, at least one."""
         return max(round((n_tokens - self.message_tokens) * self.chars_per_token), 1)
 
     def message(self, n_chars: int) -> float:
@@ -113,7 +113,7 @@ class SessionChats:
         # A client can leave reasoning out of the reply that it sends back, and so shorten it.
         last = max(request.n_prompt, first + 1)
         for begin, end in pairwise([first, *self._ends(request, first, last), last]):
-            n_chars = self._text.chars(end * self._text.scale - n_tokens)
+            n_chars = self._text.chars(round(end * self._text.scale - n_tokens))
             text = words((self._session.number, request.row, begin), n_chars)
             text = text.rstrip().ljust(n_chars, "a")  # templates strip messages
             n_tokens += self._text.message(n_chars)

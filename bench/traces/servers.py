@@ -113,6 +113,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Return the options in ``argv``; ends the program if they do not fit together."""
     parser = parser_of(__doc__)
     servers = parser.add_argument_group("servers")
     servers.add_argument("--start", nargs="*", default=[], choices=(PYCTL, LLAMA_SERVER))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from bench.traces.chat_server import ChatServer, read_answer, reply_text
+from bench.traces.chats import TextScale
 from tests.web_server import Handler, web_server
 
 USAGE = {"prompt_tokens": 100, "completion_tokens": 7}
@@ -36,7 +37,9 @@ def test_evaluated_tokens_are_read_where_the_server_reports_them(
 ) -> None:
     answer = read_answer(body_of(**fields), {}, 0.5)
     assert answer.n_evaluated == n_evaluated
-    assert (answer.n_prompt, answer.n_reply, answer.seconds) == (100, 7, 0.5)
+    assert answer.n_prompt == 100
+    assert answer.n_reply == 7
+    assert answer.seconds == 0.5
     assert answer.message == {"role": "assistant", "content": "Yes."}
     assert answer.source == ""
 
@@ -59,7 +62,9 @@ def test_the_source_and_the_miss_are_pyctls() -> None:
     timings = {"prompt_n": 68, "cache": {"source": "ram", "miss": miss}}
     headers = {"x-pyctl-cache": "source=ram; cached=32; evaluated=68"}
     answer = read_answer(body_of(timings=timings), headers, 0.5)
-    assert (answer.source, answer.left_at, answer.resumed_at) == ("ram", 60, 32)
+    assert answer.source == "ram"
+    assert answer.left_at == 60
+    assert answer.resumed_at == 32
 
 
 def test_reasoning_is_sent_back_and_part_of_the_text() -> None:
@@ -115,7 +120,7 @@ def url() -> Iterator[str]:
 
 def test_characters_and_tags_of_a_token_are_measured(url: str) -> None:
     text = ChatServer(url).measure_text(1 / 32)
-    assert (text.scale, text.chars_per_token, text.message_tokens) == (1 / 32, 1.0, MESSAGE_TAGS)
+    assert text == TextScale(1 / 32, chars_per_token=1.0, message_tokens=MESSAGE_TAGS)
 
 
 @pytest.mark.parametrize("end", ["", "/", "/v1", "/v1/"])
