@@ -6,6 +6,7 @@ The order follows from the recorded times alone, so each server gets the same on
 from __future__ import annotations
 
 import heapq
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -53,29 +54,34 @@ class Turn:
         session: The session, with the earlier requests.
         request: Its lengths and its parent.
         kind: The kind of request in the tables.
+        is_sent: False for a request that the client leaves out, since it exceeds the context.
         is_other_model: True if the other model answers it.
     """
 
     session: Session
     request: RecordedRequest
     kind: str
+    is_sent: bool = True
     is_other_model: bool = False
 
 
 Step = Turn | Event
 
 
-def turns_of(sessions: Sequence[Session], n_at_once: int) -> list[Turn]:
+def turns_of(sessions: Sequence[Session], n_at_once: int, max_context: int) -> list[Turn]:
     """Return the requests of ``sessions`` by their recorded times.
 
-    ``n_at_once`` sessions begin together; the next one begins when one of them has ended.
+    ``n_at_once`` sessions begin together; the next one begins when one of them has ended. Requests
+    of more than ``max_context`` tokens, with the reply, are not sent.
     """
     free_from = [0.0] * n_at_once
     timed: list[tuple[float, Turn]] = []
     for session in sessions:
         began = heapq.heappop(free_from)
         for request in session.requests:
-            timed.append((began + request.seconds, Turn(session, request, _kind(request))))
+            is_sent = request.n_prompt + request.n_reply <= max_context
+            turn = Turn(session, request, _kind(request), is_sent)
+            timed.append((began + request.seconds, turn))
         heapq.heappush(free_from, began + max(each.seconds for each in session.requests))
     timed.sort(key=lambda each: each[0])
     return [turn for _, turn in timed]
@@ -91,25 +97,30 @@ def _kind(request: RecordedRequest) -> str:
 def schedule(
     turns: Sequence[Turn], *, restart: bool, switch: bool, second_client: bool
 ) -> list[Step]:
-    """Return ``turns`` with what happens in between.
+    """Return ``turns`` with what happens in between, counted by the requests that are sent.
 
     The server restarts after half of them. The other model answers N_OTHER_MODEL requests after a
     third. The second client sends one every VISIT_EVERY turns.
     """
-    visits = visiting_session(VISITOR, -(-len(turns) // VISIT_EVERY))
+    n_sent = sum(turn.is_sent for turn in turns)
+    visits = visiting_session(VISITOR, n_sent // VISIT_EVERY)
     others = visiting_session(OTHER_MODEL, N_OTHER_MODEL)
+    before: dict[int, list[Step]] = defaultdict(list)
+    if restart:
+        before[n_sent // 2].append(Event.RESTART)
+    if switch:
+        before[n_sent // 3] += [
+            Turn(others, request, "other model", is_other_model=True) for request in others.requests
+        ]
+    if second_client:
+        for number, request in enumerate(visits.requests, 1):
+            before[number * VISIT_EVERY - 1].append(Turn(visits, request, "second client"))
     steps: list[Step] = []
-    for number, turn in enumerate(turns):
-        if restart and number == len(turns) // 2:
-            steps.append(Event.RESTART)
-        if switch and number == len(turns) // 3:
-            steps += [
-                Turn(others, request, "other model", is_other_model=True)
-                for request in others.requests
-            ]
-        if second_client and number % VISIT_EVERY == VISIT_EVERY - 1:
-            request = visits.requests[number // VISIT_EVERY]
-            steps.append(Turn(visits, request, "second client"))
+    number = 0
+    for turn in turns:
+        if turn.is_sent:
+            steps += before[number]
+            number += 1
         steps.append(turn)
     return steps
 

@@ -72,16 +72,12 @@ class _Model:
 
 
 class ChatReplay:
-    """Sends the chats of a schedule to a server, one after the other.
-
-    ``n_left_out`` counts requests that do not fit into the context; their clients leave them out.
-    """
+    """Sends the chats of a schedule to a server, one after the other."""
 
     def __init__(
         self,
         server: ChatServer,
         scale: float,
-        max_context: int,
         *,
         other_model: ChatServer | None = None,
         restart: Callable[[], None] | None = None,
@@ -91,12 +87,9 @@ class ChatReplay:
         Args:
             server: The model that answers.
             scale: Tokens of the server for each recorded token.
-            max_context: Recorded tokens of the longest prompt with its reply.
             other_model: The model that answers turns of the other model.
             restart: Ends the server and starts it again.
         """
-        self.n_left_out = 0
-        self._max_context = max_context
         self._restart = restart
         self._model = _Model(server, scale)
         self._other_model = None if other_model is None else _Model(other_model, scale)
@@ -111,12 +104,10 @@ class ChatReplay:
         for step in steps:
             if isinstance(step, Event):
                 self._run_event(step)
-                continue
-            served = self._serve(step)
-            if served is None:
-                self.n_left_out += 1
+            elif step.is_sent:
+                yield self._serve(step)
             else:
-                yield served
+                self._leave_out(step)
 
     def _run_event(self, event: Event) -> None:
         if self._restart is None:
@@ -124,32 +115,41 @@ class ChatReplay:
         self._restart()
         self._events.append(event.value)
 
-    def _serve(self, turn: Turn) -> ServedChat | None:
-        """Return the answered chat of ``turn``; None if it does not fit into the context."""
+    def _serve(self, turn: Turn) -> ServedChat:
+        """Return the answered chat of ``turn``."""
         request = turn.request
         model = self._model_of(turn)
-        chats = self._chats.setdefault(turn.session.number, SessionChats(turn.session, model.text))
+        chats = self._chats_of(turn)
         messages = chats.build(request)
-        if request.n_prompt + request.n_reply > self._max_context:
-            return None
         answer = model.server.chat(messages, model.text.tokens(request.n_reply))
         chats.record_reply(request, answer.message)
         floor = model.floor(messages, answer)
-        return self._account(turn, floor, answer)
-
-    def _account(self, turn: Turn, floor: int, answer: Answer) -> ServedChat:
-        """Return the answered chat with the reply before it, and the events since then."""
-        request = turn.request
-        number = turn.session.number
-        self._answered[number, request.row] = _Answered(answer.n_reply, len(self._events))
-        parent = None
-        if request.parent is not None:
-            parent = self._answered.get((number, request.parent))
-        if parent is None:
-            return ServedChat(turn, floor, answer)
+        parent = self._parent(turn)
+        self._answered[turn.session.number, request.row] = _Answered(
+            answer.n_reply, len(self._events)
+        )
         n_earlier_reply = parent.n_reply if request.kind is Kind.APPEND else 0
         happened = " and ".join(dict.fromkeys(self._events[parent.n_events :]))
         return ServedChat(turn, floor, answer, n_earlier_reply, happened)
+
+    def _leave_out(self, turn: Turn) -> None:
+        """Build the chat of ``turn`` for those that continue it; what it continues was answered."""
+        self._chats_of(turn).build(turn.request)
+        parent = self._parent(turn)
+        self._answered[turn.session.number, turn.request.row] = _Answered(0, parent.n_events)
+
+    def _chats_of(self, turn: Turn) -> SessionChats:
+        number = turn.session.number
+        if number not in self._chats:
+            self._chats[number] = SessionChats(turn.session, self._model_of(turn).text)
+        return self._chats[number]
+
+    def _parent(self, turn: Turn) -> _Answered:
+        """Return the request that ``turn`` continues; one without a reply if it continues none."""
+        parent = turn.request.parent
+        if parent is None:
+            return _Answered(0, len(self._events))
+        return self._answered[turn.session.number, parent]
 
     def _model_of(self, turn: Turn) -> _Model:
         if not turn.is_other_model:

@@ -38,7 +38,7 @@ from bench.traces.chat_tables import (
     worst_rows,
 )
 from bench.traces.recording import Session, read_sessions
-from bench.traces.schedule import Step, schedule, turns_of
+from bench.traces.schedule import Step, Turn, schedule, turns_of
 from bench.traces.served_chats import ChatReplay, ServedChat
 from pyctl.measure.server_process import PYCTL_SERVE, ServerProcess
 from tools.generator import TINY_FAT, TINY_HYBRID, cached_model
@@ -88,27 +88,26 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Print the tables of each server: by kind of request, by reason, and the worst requests."""
     options = _options(argv)
     sessions = _sessions(options)
+    turns = turns_of(sessions, options.at_once, options.max_context)
     steps = schedule(
-        turns_of(sessions, options.at_once),
+        turns,
         restart=options.restart,
         switch=options.switch is not None,
         second_client=options.second_client,
     )
     served: dict[str, list[ServedChat]] = {}
-    n_left_out = 0
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         for server in [*options.start, *options.url]:
             target = _target(server, options, Path(name), stack)
             replay = ChatReplay(
                 target.model,
                 options.scale,
-                options.max_context,
                 other_model=target.other_model,
                 restart=target.restart,
             )
             served[target.name] = _replayed(replay, steps, target.name)
-            n_left_out = replay.n_left_out
             stack.close()
+    n_left_out = sum(not turn.is_sent for turn in turns)
     _show(options, len(sessions), served, n_left_out)
 
 
@@ -231,6 +230,7 @@ def command_of(
 
 def _replayed(replay: ChatReplay, steps: Sequence[Step], name: str) -> list[ServedChat]:
     """Return the chats of ``steps``; prints progress."""
+    n_sent = sum(isinstance(step, Turn) and step.is_sent for step in steps)
     served: list[ServedChat] = []
     for chat in replay.run(steps):
         served.append(chat)
@@ -239,7 +239,7 @@ def _replayed(replay: ChatReplay, steps: Sequence[Step], name: str) -> list[Serv
             evaluated = sum(each.answer.n_evaluated for each in served)
             seconds = sum(each.answer.seconds for each in served)
             print(
-                f"{name}: {len(served)} of {len(steps)} requests, "
+                f"{name}: {len(served)} of {n_sent} requests, "
                 f"{evaluated / floor:.3f} of the floor, {seconds:.0f} s",
                 flush=True,
             )

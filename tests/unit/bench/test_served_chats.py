@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -60,7 +61,7 @@ SESSION = Session(
     ],
 )
 
-TURNS = turns_of([SESSION], n_at_once=1)
+TURNS = turns_of([SESSION], n_at_once=1, max_context=100_000)
 
 
 def run(replay: ChatReplay, steps: Sequence[Turn | Event] = TURNS) -> list[ServedChat]:
@@ -69,7 +70,7 @@ def run(replay: ChatReplay, steps: Sequence[Turn | Event] = TURNS) -> list[Serve
 
 def test_the_floor_is_the_part_that_no_earlier_prompt_or_reply_had() -> None:
     server = EchoServer()
-    served = run(ChatReplay(server, SCALE, 100_000))
+    served = run(ChatReplay(server, SCALE))
     lengths = [chat.answer.n_prompt for chat in served]
     assert served[0].floor == lengths[0]
     first_reply = len("assistant:0001;")
@@ -83,21 +84,30 @@ def test_the_floor_is_the_part_that_no_earlier_prompt_or_reply_had() -> None:
 
 def test_a_prompt_sent_again_has_a_floor_of_one() -> None:
     server = EchoServer()
-    turns = turns_of([Session(1, SESSION.requests[:1]), Session(1, SESSION.requests[:1])], 1)
-    assert [chat.floor for chat in run(ChatReplay(server, SCALE, 100_000), turns)][1] == 1
+    turns = turns_of(
+        [Session(1, SESSION.requests[:1]), Session(1, SESSION.requests[:1])], 1, 100_000
+    )
+    assert [chat.floor for chat in run(ChatReplay(server, SCALE), turns)][1] == 1
 
 
 def test_chats_go_on_with_the_servers_replies() -> None:
     server = EchoServer()
-    run(ChatReplay(server, SCALE, 100_000))
+    run(ChatReplay(server, SCALE))
     assert {"role": "assistant", "content": "0001"} in server.chats[1]
 
 
-def test_a_request_beyond_the_context_is_left_out_and_counted() -> None:
+def test_a_request_that_is_not_sent_has_no_reply_in_later_chats() -> None:
     server = EchoServer()
-    replay = ChatReplay(server, SCALE, max_context=24_000)
-    assert [chat.turn.request.row for chat in run(replay)] == [0, 3]
-    assert replay.n_left_out == 2
+    replay = ChatReplay(server, SCALE, restart=lambda: None)
+    first, second = TURNS[:2]
+    third = RecordedRequest(2, 0, 0.0, 26_000, 128, 1, 24_000, Kind.APPEND, 2.0)
+    left_out = replace(second, is_sent=False)
+    steps: list[Turn | Event] = [first, Event.RESTART, left_out, replace(second, request=third)]
+    served = run(replay, steps)
+    assert [chat.turn.request.row for chat in served] == [0, 2]
+    assert [each["role"] for each in server.chats[1]].count("assistant") == 1, "the first reply"
+    assert served[1].n_earlier_reply == 0
+    assert served[1].happened == "restart", "since the last request that was answered"
 
 
 def test_what_happened_since_the_parent_was_answered_is_told() -> None:
@@ -107,9 +117,10 @@ def test_what_happened_since_the_parent_was_answered_is_told() -> None:
         nonlocal n_restarts
         n_restarts += 1
 
-    other = Turn(Session(-1, SESSION.requests[:1]), SESSION.requests[0], "other model", True)
-    steps = [TURNS[0], Event.RESTART, TURNS[1], other, TURNS[2], TURNS[3]]
-    replay = ChatReplay(EchoServer(), SCALE, 100_000, other_model=EchoServer(), restart=restart)
+    visitor = Session(-1, SESSION.requests[:1])
+    other = Turn(visitor, SESSION.requests[0], "other model", is_other_model=True)
+    steps: list[Turn | Event] = [TURNS[0], Event.RESTART, TURNS[1], other, TURNS[2], TURNS[3]]
+    replay = ChatReplay(EchoServer(), SCALE, other_model=EchoServer(), restart=restart)
     served = run(replay, steps)
     assert [chat.happened for chat in served] == ["", "restart", "", "switch", ""]
     assert [chat.n_earlier_reply for chat in served] == [0, 4, 0, 0, 0]
@@ -118,13 +129,13 @@ def test_what_happened_since_the_parent_was_answered_is_told() -> None:
 
 def test_models_know_nothing_of_each_other() -> None:
     other = Turn(SESSION, SESSION.requests[0], "other model", is_other_model=True)
-    replay = ChatReplay(EchoServer(), SCALE, 100_000, other_model=EchoServer())
+    replay = ChatReplay(EchoServer(), SCALE, other_model=EchoServer())
     first, second = run(replay, [TURNS[0], other])
     assert first.floor == second.floor == first.answer.n_prompt
 
 
 def test_a_step_without_what_it_needs_is_an_error() -> None:
-    replay = ChatReplay(EchoServer(), SCALE, 100_000)
+    replay = ChatReplay(EchoServer(), SCALE)
     with pytest.raises(ValueError, match="no restart"):
         run(replay, [Event.RESTART])
     other = Turn(SESSION, SESSION.requests[0], "other model", is_other_model=True)
