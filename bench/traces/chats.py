@@ -63,6 +63,10 @@ class _Part:
     n_tokens: float
 
 
+_START = _Part({}, 0, 0.0)
+"""The place before the first message."""
+
+
 class SessionChats:
     """Builds the chats of one session, row by row; keeps those that later rows can refer to."""
 
@@ -80,7 +84,9 @@ class SessionChats:
         continues it, and new ones. A chat that starts anew begins with a system message.
         """
         shared = self._shared(request)
-        parts = [*shared, *self._new(request, shared[-1] if shared else None)]
+        before = shared[-1] if shared else _START
+        new = self._new(request, before)
+        parts = [*shared, *new]
         self._chats[request.row] = parts
         self._forget(request.row - KEPT_PROMPTS)
         return [part.message for part in parts]
@@ -88,8 +94,10 @@ class SessionChats:
     def record_reply(self, request: RecordedRequest, message: Message) -> None:
         """Keep the server's reply to ``request``, for the chats that continue it."""
         last = self._chats[request.row][-1]
-        n_tokens = last.n_tokens + self._text.message_tokens + self._text.tokens(request.n_reply)
-        self._replies[request.row] = _Part(message, last.end + request.n_reply, n_tokens)
+        end = last.end + request.n_reply
+        n_generated = self._text.tokens(request.n_reply)
+        n_tokens = last.n_tokens + self._text.message_tokens + n_generated
+        self._replies[request.row] = _Part(message, end, n_tokens)
 
     def _shared(self, request: RecordedRequest) -> list[_Part]:
         """Return the leading parts that ``request`` has from its parent."""
@@ -98,38 +106,48 @@ class SessionChats:
         parts = self._chats[request.parent]
         if request.kind is not Kind.APPEND:
             return list(takewhile(lambda part: part.end <= request.n_common, parts))
-        # The request for a reply that the context had no room for has none.
         reply = self._replies.get(request.parent)
-        return parts if reply is None else [*parts, reply]
+        if reply is None:  # the parent was not sent
+            return parts
+        return [*parts, reply]
 
-    def _new(self, request: RecordedRequest, before: _Part | None) -> Iterator[_Part]:
+    def _new(self, request: RecordedRequest, before: _Part) -> Iterator[_Part]:
         """Yield parts for the recorded tokens after ``before``; at least one, from the user.
 
         Each ends where its recorded tokens do, scaled: messages that are too long, since they have
         a word and their tags at least, shorten those that follow.
         """
-        first = 0 if before is None else before.end
-        n_tokens = 0.0 if before is None else before.n_tokens
+        first = before.end
+        n_tokens = before.n_tokens
         # A client can leave reasoning out of the reply that it sends back, and so shorten it.
         last = max(request.n_prompt, first + 1)
-        for begin, end in pairwise([first, *self._ends(request, first, last), last]):
-            n_chars = self._text.chars(round(end * self._text.scale - n_tokens))
-            text = words((self._session.number, request.row, begin), n_chars)
-            text = text.rstrip().ljust(n_chars, "a")  # templates strip messages
+        ends = self._ends(request, first, last)
+        for begin, end in pairwise([first, *ends, last]):
+            n_missing = end * self._text.scale - n_tokens
+            n_chars = self._text.chars(round(n_missing))
+            seed = (self._session.number, request.row, begin)
+            text = words(seed, n_chars).rstrip()  # templates strip messages
+            message = {
+                "role": "user" if begin > 0 else "system",
+                "content": text.ljust(n_chars, "a"),
+            }
             n_tokens += self._text.message(n_chars)
-            role = "user" if begin > 0 else "system"
-            yield _Part({"role": role, "content": text}, end, n_tokens)
+            yield _Part(message, end, n_tokens)
 
     def _ends(self, request: RecordedRequest, first: int, last: int) -> list[int]:
         """Return the places between ``first`` and ``last`` where one message ends and the next
         starts: those where later prompts leave, and one every MESSAGE_TOKENS. The last message has
         the rest as well.
         """
-        ends = {cut for cut in self._session.cuts[request.row] if first < cut < last}
+        cuts = self._session.cuts[request.row]
+        ends = {cut for cut in cuts if first < cut < last}
         if first == 0:
-            first = min(*ends, SYSTEM_TOKENS, last // 2)  # a question follows the system message
+            # A question follows the system message.
+            first = min(*ends, SYSTEM_TOKENS, last // 2)
             ends.add(first)
-        ends.update(range(first + MESSAGE_TOKENS, last - MESSAGE_TOKENS + 1, MESSAGE_TOKENS))
+        next_end = first + MESSAGE_TOKENS
+        last_end = last - MESSAGE_TOKENS
+        ends.update(range(next_end, last_end + 1, MESSAGE_TOKENS))
         return sorted(ends)
 
     def _forget(self, row: int) -> None:

@@ -1,8 +1,8 @@
 """Recorded sessions as chats with real servers: evaluated tokens against the floor, and seconds.
 
     python -m bench.traces.servers --start pyctl llama-server --llama-server FILE --restart
-    python -m bench.traces.servers --only 1 2 3 --scale 0.125 --switch --second-client
-    python -m bench.traces.servers --url http://localhost:8000 --scale 1 --sessions 1
+    python -m bench.traces.servers --start pyctl --scale 0.125 --switch --second-client
+    python -m bench.traces.servers --url http://localhost:8000 --scale 1 --only 15
 
 Prompts have the recorded lengths and shared prefixes, scaled, in random words
 (bench/traces/chats.py); replies are the server's. Sessions take turns by their recorded times, one
@@ -11,8 +11,10 @@ earlier prompt or reply had in the same places. Requests beyond --max-context ar
 
 A server that is started has tiny random weights with the 27B's ratio of state to rows, its default
 flags, and as many tokens of context as --max-context scales to; pyctl has an empty cache directory.
-llama-server's spacing of checkpoints is scaled, as the prompts are. Any other server needs an
-address, and reports `timings.prompt_n` or `usage.prompt_tokens_details.cached_tokens`.
+llama-server's spacing of checkpoints is scaled, as the prompts are; pyctl's limits are not, such as
+64 tokens of a reply, below which it saves no snapshot when another conversation comes. Any other
+server needs an address, and reports `timings.prompt_n` or
+`usage.prompt_tokens_details.cached_tokens`.
 """
 
 from __future__ import annotations
