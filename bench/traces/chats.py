@@ -81,7 +81,7 @@ class SessionChats:
         """Return the messages of ``request``; its parent's must have been built.
 
         They are the messages that the parent's chat shares, with the reply to it if the request
-        continues it, and new ones. A chat that starts anew begins with a system message.
+        continues it, and new ones. A chat that starts anew has a system message first.
         """
         shared = self._shared(request)
         before = shared[-1] if shared else _START

@@ -1,6 +1,6 @@
 """The order in which a server gets the requests of several sessions, and what happens in between.
 
-The order follows from the recorded times alone, so each server gets the same one.
+The order depends on nothing but the recorded times, so each server gets the same one.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ Step = Turn | Event
 def turns_of(sessions: Sequence[Session], n_at_once: int, max_context: int) -> list[Turn]:
     """Return the requests of ``sessions`` by their recorded times.
 
-    ``n_at_once`` sessions begin together; the next one begins when one of them has ended. Requests
+    ``n_at_once`` sessions start together; the next one starts when one of them has ended. Requests
     of more than ``max_context`` tokens, with the reply, are not sent.
     """
     free_from = [0.0] * n_at_once
