@@ -102,9 +102,10 @@ class Disk:
         *,
         text_of: TextOf | None = None,
         remote: RemoteStore | None = None,
+        queue_class: type[WriteQueue] = WriteQueue,
     ) -> None:
-        """Read the recent prompts, start the writing thread, and start to recover what a killed
-        process left. Opening does not wait for the recovery.
+        """Read the recent prompts, start the writing thread of a ``queue_class``, and start to
+        recover what a killed process left. Opening does not wait for the recovery.
         """
         self.folder = reader.folder
         self.directory = reader.folder.directory
@@ -126,7 +127,7 @@ class Disk:
             writer.reserve_write,
         )
         self.recent.load(self._recent_files.load())
-        self.queue = WriteQueue(
+        self.queue = queue_class(
             self._write,
             limits.spilled_bytes,
             retry_seconds=limits.retry_seconds,

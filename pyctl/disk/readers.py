@@ -83,6 +83,10 @@ class Readers:
         if errors:
             raise errors[0]
 
+    def wait(self, reads: Sequence[Future[Any]], seconds: float) -> None:
+        """Wait until all of ``reads`` have ended or one has failed, at most ``seconds``."""
+        wait(reads, seconds, FIRST_EXCEPTION)
+
     @property
     def is_busy(self) -> bool:
         """True if a read runs, or waits for its thread."""
@@ -153,7 +157,7 @@ class DiskReads(Reads):
 
     def wait(self, seconds: float) -> None:
         """Wait until they are ready, ``seconds`` at most."""
-        wait(self.futures, seconds, FIRST_EXCEPTION)
+        self._readers.wait(self.futures, seconds)
 
     def check(self) -> None:
         """Raise the error of the first failed read. Raises StalledReadError if some reads have not

@@ -85,7 +85,8 @@ class WriteQueue:
     in a turn.
 
     ``write`` gets a snapshot, and whether it was evicted without having been chosen. `start` starts
-    the thread. ``clock`` gives monotonic seconds.
+    the thread. ``clock`` gives monotonic seconds. A queue without a thread overrides `start`,
+    `wait_for_change` and `join`, and calls `run_next` there.
 
     A job whose snapshot is in the cache costs no RAM. When it needs rows that only the device has,
     ``on_rows_needed`` is called on the writing thread, and other jobs have their turns until
@@ -141,6 +142,16 @@ class WriteQueue:
     def start(self) -> None:
         """Start the thread that writes."""
         self._thread.start()
+
+    def wait_for_change(self, seconds: float) -> None:
+        """Wait until the writing thread changes something, at most ``seconds``."""
+        with self._changed:
+            self._changed.wait(seconds)
+
+    def join(self, seconds: float) -> bool:
+        """Wait at most ``seconds`` for the end of the writing thread; return whether it ended."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
 
     # -- for the engine's thread
     # ----------------------------------------------------------------------------------
@@ -303,12 +314,11 @@ class WriteQueue:
         ``flush_copies`` calls `supply_rows`. Parked snapshots are tried once more. A running write
         ends with its segment, or the process leaves its temp file.
         """
-        deadline = time.monotonic() + timeout
+        deadline = self._clock() + timeout
         self.begin_last_try()
-        while self._is_busy() and time.monotonic() < deadline - LAST_SECONDS:
+        while self._is_busy() and self._clock() < deadline - LAST_SECONDS:
             flush_copies()
-            with self._changed:
-                self._changed.wait(AGAIN_SECONDS)
+            self.wait_for_change(AGAIN_SECONDS)
         with self._changed:
             self._is_closing = True
             n_left = sum(job.is_chosen for job in self._jobs)
@@ -319,8 +329,8 @@ class WriteQueue:
                     self._cancel(job, "there is no time")
             self._calls.clear()
             self._changed.notify_all()
-        self._thread.join(max(deadline - time.monotonic(), 0.1))
-        return not (n_left or n_calls or self._thread.is_alive())
+        has_ended = self.join(max(deadline - self._clock(), 0.1))
+        return has_ended and not (n_left or n_calls)
 
     # -- under the lock
     # ----------------------------------------------------------------------------------
