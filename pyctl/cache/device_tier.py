@@ -338,7 +338,9 @@ class DeviceTier:
         return self._memory.cells.n_exclusive_cells(segment.held, segment.start, segment.end)
 
     def _evict(self, segment: Segment) -> None:
-        """Evict a segment from the device: to RAM, or away with all snapshots that need it."""
+        """Evict a segment from the device: to RAM, or away with all snapshots that need it. Rows
+        of a suspended request that cannot be copied now stay.
+        """
         if not segment.rows.size:
             try:
                 is_in_ram = self._memory.shape.can_hold and self._copy(segment)
@@ -346,6 +348,8 @@ class DeviceTier:
                 log.warning("copy of rows to RAM failed: %s", error)
                 is_in_ram = False
             if not is_in_ram:
+                if segment in needed_by(self._cache.retained):
+                    return  # the request would fail, and others that lose less may make room
                 self._drop_held(segment)
         self._release(segment)
 

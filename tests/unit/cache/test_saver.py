@@ -132,6 +132,25 @@ def test_what_is_suspended_comes_back(kind: str, frees_cells: bool) -> None:
     check_invariants(steps.ram)
 
 
+def test_a_suspended_request_keeps_its_rows_while_memory_lacks(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Found by `python -m bench.simulate`: the request failed when it came back."""
+    steps = Steps(can_hold=True)
+    prompt = prompt_of(1, 300)
+    steps.evaluate(prompt.tokens)
+    before = steps.digest()
+    kept = steps.cache.saver.suspend(steps.seq, frees_cells=False)
+    fetch = steps.memory.fetch
+    steps.memory.fetch = Mock(side_effect=MemoryError("none left"))  # type: ignore[method-assign]
+    assert not steps.cache.device.shrink(0)
+    steps.memory.fetch = fetch  # type: ignore[method-assign]
+    steps.cache.saver.resume(steps.seq, kept)
+    assert steps.digest() == before
+    assert "none left" in caplog.text
+    check_invariants(steps.ram)
+
+
 def test_a_suspended_request_that_finds_no_cells_is_kept() -> None:
     steps = Steps()
     prompt = prompt_of(1)
