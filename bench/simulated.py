@@ -84,7 +84,7 @@ class _HeldRows:
 
     first: int
     cells: Cells
-    row_bytes: int
+    sizes: BlockSizes
 
     @property
     def n_cells(self) -> int:
@@ -92,7 +92,7 @@ class _HeldRows:
 
     @property
     def n_bytes(self) -> int:
-        return self.n_cells * self.row_bytes
+        return self.sizes.rows(self.first, self.first + self.n_cells)
 
 
 class SizedBackend:
@@ -273,7 +273,7 @@ class SizedBackend:
         cells = self._seqs[seq].cells[first:last]
         if cells.size != last - first:
             raise StateError(f"rows [{first}, {last}) are not there")
-        held = _HeldRows(first, cells, self.row_bytes)
+        held = _HeldRows(first, cells, self.shape.sizes)
         self._n_held[cells] += 1
         self._held.add(held)
         return held

@@ -1,0 +1,147 @@
+"""A simulated year: recorded sessions on the real engine, cache, disk and index, with faults.
+
+    python -m bench.simulate --hours 24 --seed 7
+    python -m bench.simulate --seconds 180 --seed 7       # as far as it gets
+    python -m bench.simulate --seed 7 --until 3763        # the same, up to that step
+    python -m bench.simulate --plant "lost sync of a file"
+    python -m bench.simulate --plant all
+
+One thread runs clients, servers and the machine; a seed decides everything, so that it replays to
+the same step. Prompts have the recorded lengths, shared prefixes and pauses, a 128th of the size;
+the model's next token depends on each stored row and on the state (bench/simulate/model.py). Reads
+and writes fail, are short, hang or find the disk full; servers are killed at any write, and a power
+failure takes what was not synced; memory lacks, evaluations fail, requests are cancelled, files are
+damaged, the clock jumps, and a second server joins the directory.
+
+Each reply has to be that of the model without a cache. What was written is whole, survives a power
+failure, and index and files agree after each start. Exits with 1 at the first exception to that,
+with the seed and the step; with --plant, if a planted fault is not found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from bench.simulate.planted import PLANTED, plant
+
+HASH_SEED = "PYTHONHASHSEED"
+"""Sets of names have the same order in each run only with a fixed seed of hashes."""
+
+PLANTED_SEEDS = 3
+PLANTED_HOURS = 48.0
+"""A planted fault has to show in so many hours of so many seeds."""
+
+FAST = Path("/dev/shm")
+"""A directory in memory, if the system has one: syncs are simulated anyway."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the simulation; SystemExit with 1 if anything is wrong."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--hours", type=float, default=8760.0, help="of the clients' time")
+    parser.add_argument("--seconds", type=float, default=0.0, help="end after these; 0 = never")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--until", type=int, default=0, metavar="STEP", help="end at this step")
+    parser.add_argument("--plant", metavar="NAME", help=f"{', '.join(PLANTED)}; or all")
+    parser.add_argument("--quick", action="store_true", help="smoke test: two hours")
+    parser.add_argument("--keep", action="store_true", help="write the tables to bench/results")
+    options = parser.parse_args(argv)
+    if options.quick:
+        options.hours = min(options.hours, 2.0)
+    if options.plant and options.plant != "all" and options.plant not in PLANTED:
+        parser.error(f"no planted fault {options.plant}")
+    if os.environ.get(HASH_SEED) != "0":
+        os.environ[HASH_SEED] = "0"
+        arguments = sys.argv[1:] if argv is None else list(argv)
+        command = [sys.executable, "-m", "bench.simulate", *arguments]
+        raise SystemExit(subprocess.run(command, check=False).returncode)
+    if options.plant == "all":
+        _plant_all(keep=options.keep)
+    elif options.plant:
+        plant(options.plant)
+        _find_planted(options.plant, options.seed)
+    else:
+        _simulate(options)
+
+
+@contextmanager
+def _directory() -> Iterator[Path]:
+    """Yield an empty directory, in memory if that is possible."""
+    parent = FAST if os.access(FAST, os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=parent) as directory:
+        yield Path(directory)
+
+
+def _simulate(options: argparse.Namespace) -> None:
+    # The product is imported here, after a fault is planted.
+    from bench.simulate.audit import WrongError
+    from bench.simulate.household import Household
+    from bench.simulate.report import show_run
+    from bench.traces.recording import read_sessions
+
+    clock = time.monotonic
+    began = clock()
+    hours = 0.0
+    wrong = ""
+    with _directory() as directory:
+        household = Household(read_sessions(), options.seed, directory, options.until)
+        try:
+            for so_far in household.run(options.hours):
+                hours = so_far
+                if options.seconds and clock() - began > options.seconds:
+                    break
+        except WrongError as error:
+            wrong = str(error)
+    show_run(household, options.seed, hours, clock() - began, wrong, keep=options.keep)
+    if wrong:
+        raise SystemExit(1)
+
+
+def _find_planted(name: str, first_seed: int) -> None:
+    """Look for the planted fault ``name`` with seeds from ``first_seed`` on."""
+    from bench.simulate.audit import WrongError
+    from bench.simulate.household import Household
+    from bench.traces.recording import read_sessions
+
+    sessions = read_sessions()
+    for seed in range(first_seed, first_seed + PLANTED_SEEDS):
+        with _directory() as directory:
+            household = Household(sessions, seed, directory)
+            try:
+                for _ in household.run(PLANTED_HOURS):
+                    continue
+            except WrongError as error:
+                print(f"{name}\tseed {seed}\tstep {household.log.step}\t{error}", flush=True)
+                return
+    raise SystemExit(f"{name}: not found with {PLANTED_SEEDS} seeds of {PLANTED_HOURS:g} hours")
+
+
+def _plant_all(*, keep: bool) -> None:
+    """Plant each fault in a process of its own; SystemExit with the names of those not found."""
+    from bench.simulate.report import show_planted
+
+    rows: list[list[str]] = []
+    for name in PLANTED:
+        command = [sys.executable, "-m", "bench.simulate", "--plant", name]
+        found = subprocess.run(command, check=False, capture_output=True, text=True)
+        is_found = found.returncode == 0
+        rows.append(found.stdout.strip().split("\t") if is_found else [name, "", "", "not found"])
+        print(*rows[-1], sep=": ", flush=True)
+    show_planted(rows, keep=keep)
+    missed = [row[0] for row in rows if not row[1]]
+    if missed:
+        raise SystemExit(f"not found: {', '.join(missed)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""Checks of a cache directory from outside: what was written is whole, and stays."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from bench.simulate.drive import Drive
+from bench.simulate.faults import EventLog
+from bench.simulate.server import Server
+from pyctl.cache.check import find_inconsistencies
+from pyctl.disk.chain import open_chain
+from pyctl.disk.directory import CacheDirectory
+from pyctl.disk.file_format import CorruptFileError, StateName
+from pyctl.disk.segment_files import check_jobs, read_header
+from pyctl.disk.verify import VerifiedFiles, verify
+
+READ_BACK_RATE = 0.3
+"""The share of written snapshots that are read back at once."""
+
+Stored = tuple[str, StateName]
+"""A state on disk: the fingerprint and the name."""
+
+
+class WrongError(BaseException):
+    """A server did something that it must never do. No Exception, so that no server catches it."""
+
+
+class Audit:
+    """The checks of the directory of ``drive``. All raise WrongError.
+
+    Attributes:
+        damaged: The files that were damaged on purpose, each as ``<fingerprint>/<name>``.
+    """
+
+    def __init__(self, drive: Drive, log: EventLog, rng: random.Random) -> None:
+        """Prepare the checks; ``rng`` chooses the snapshots that are read back."""
+        self.damaged: set[str] = set()
+        self._drive = drive
+        self._root = drive.root
+        self._log = log
+        self._rng = rng
+        self._stored: set[Stored] = set()
+
+    def record_stored(self, server: Server, state: StateName) -> None:
+        """Note a snapshot that was just written, and check now and then that it is whole on
+        disk.
+        """
+        fingerprint = server.setup.fingerprint
+        self._stored.add((fingerprint, state))
+        self._log.add("written", f"{fingerprint} {state.n}")
+        if self._rng.random() >= READ_BACK_RATE:
+            return
+        process = self._drive.process
+        self._drive.process = None
+        problem = self._problem(fingerprint, state)
+        self._drive.process = process
+        if problem:
+            raise WrongError(f"{fingerprint}/{state} was reported as written: {problem}")
+
+    def whole_states(self) -> set[Stored]:
+        """Return the states that were reported as written and are still there, undamaged."""
+        whole = set()
+        for fingerprint, state in self._stored:
+            path = self._root / fingerprint / str(state)
+            if path.exists() and not self._problem(fingerprint, state):
+                whole.add((fingerprint, state))
+        self._stored = whole
+        return set(whole)
+
+    def check_survivors(self, before: set[Stored]) -> None:
+        """Check that a power failure took none of the states that were whole ``before``."""
+        for fingerprint, state in sorted(before - self.whole_states()):
+            raise WrongError(f"a power failure took {fingerprint}/{state}, which was written")
+
+    def check_bytes(self) -> None:
+        """Check that each file under its name has all its bytes, unless it was damaged on purpose:
+        they are durable before the name.
+        """
+        broken = set(self._verified(is_deep=True).broken) - self.damaged
+        for name in sorted(broken):
+            raise WrongError(f"a file without all its bytes: {name}: {self._damage(name)}")
+
+    def check_recovered(self, server: Server) -> None:
+        """Check that the recovery of ``server`` left index and files that agree, within the
+        budget.
+        """
+        if server.disk is None:
+            raise WrongError("the directory could not be opened although no call failed")
+        found = self._verified(is_deep=False)
+        for name in ("missing", "unknown", "broken", "useless", "temps"):
+            left = getattr(found, name)
+            if left:
+                raise WrongError(f"after the recovery {left[0]} is {name}")
+        n_bytes = server.disk.directory.n_bytes
+        if n_bytes > server.setup.disk_bytes:
+            raise WrongError(f"{n_bytes} bytes on disk, --kv-cache-budget is less")
+
+    def check_ram(self, server: Server) -> None:
+        """Check that the cache of ``server`` in RAM does not contradict itself."""
+        faults = find_inconsistencies(server.engine.prefix_cache.cache)
+        if faults:
+            raise WrongError(f"the cache in RAM contradicts itself: {faults[0]}")
+
+    def _damage(self, name: str) -> str:
+        """Return what is wrong with the file ``name``."""
+        path = self._root / name
+        try:
+            for job in check_jobs(path, read_header(path)):
+                job()
+        except (OSError, CorruptFileError) as error:
+            return str(error)
+        return "its chain"
+
+    def _problem(self, fingerprint: str, state: StateName) -> str:
+        """Return why a state on disk is not whole, "" if it is, or if it was damaged on purpose."""
+        folder = self._root / fingerprint
+        try:
+            top, chain, _ = open_chain(folder, state, None, lambda jobs: [job() for job in jobs])
+            for stored in (top, *chain):
+                for job in check_jobs(stored.path, stored.header):
+                    job()
+        except FileNotFoundError as error:
+            name = Path(error.filename).name
+            return "" if f"{fingerprint}/{name}" in self.damaged else f"{name} is missing"
+        except CorruptFileError as error:
+            return "" if f"{fingerprint}/{error.file}" in self.damaged else str(error)
+        return ""
+
+    def _verified(self, *, is_deep: bool) -> VerifiedFiles:
+        """Compare index and files; ``is_deep`` reads every byte."""
+        directory = CacheDirectory(self._root)
+        try:
+            if is_deep:
+                return directory.verify()
+            return verify(self._root, directory.reading, None, None)
+        finally:
+            directory.close()
