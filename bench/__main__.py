@@ -33,6 +33,7 @@ SCRIPTS = (
     "request_path",
     "real",
     "soak",
+    "simulate",
 )
 
 

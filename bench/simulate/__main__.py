@@ -13,9 +13,9 @@ and writes fail, are short, hang or find the disk full; servers are killed at an
 failure takes what was not synced; memory lacks, evaluations fail, requests are cancelled, files are
 damaged, the clock jumps, and a second server joins the directory.
 
-Each reply has to be that of the model without a cache. What was written is whole, survives a power
-failure, and index and files agree after each start. Exits with 1 at the first exception to that,
-with the seed and the step; with --plant, if a planted fault is not found.
+Each reply has to equal the model's reply without a cache. What was written is whole and survives a
+power failure, and index and files agree after each start. Exits with 1 at the first exception to
+that, with the seed and the step; with --plant, if a planted fault is not found.
 """
 
 from __future__ import annotations
@@ -31,11 +31,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench.simulate.planted import PLANTED, plant
+from pyctl.processes.module_command import module_command
 
 HASH_SEED = "PYTHONHASHSEED"
 """Sets of names have the same order in each run only with a fixed seed of hashes."""
 
+QUICK_HOURS = 2.0
+
 PLANTED_SEEDS = 3
+"""Seeds that are tried for a planted fault."""
+
 PLANTED_HOURS = 48.0
 """A planted fault has to show in so many hours of so many seeds."""
 
@@ -56,14 +61,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="smoke test: two hours")
     parser.add_argument("--keep", action="store_true", help="write the tables to bench/results")
     options = parser.parse_args(argv)
+    if options.quick and options.keep:
+        parser.error("--quick measures nothing that is worth keeping")
     if options.quick:
-        options.hours = min(options.hours, 2.0)
+        options.hours = QUICK_HOURS
     if options.plant and options.plant != "all" and options.plant not in PLANTED:
         parser.error(f"no planted fault {options.plant}")
     if os.environ.get(HASH_SEED) != "0":
         os.environ[HASH_SEED] = "0"
         arguments = sys.argv[1:] if argv is None else list(argv)
-        command = [sys.executable, "-m", "bench.simulate", *arguments]
+        command = [*module_command("bench.simulate"), *arguments]
         raise SystemExit(subprocess.run(command, check=False).returncode)
     if options.plant == "all":
         _plant_all(keep=options.keep)
@@ -108,7 +115,9 @@ def _simulate(options: argparse.Namespace) -> None:
 
 
 def _find_planted(name: str, first_seed: int) -> None:
-    """Look for the planted fault ``name`` with seeds from ``first_seed`` on."""
+    """Look for the planted fault ``name`` with seeds from ``first_seed`` on. SystemExit if none
+    finds it.
+    """
     from bench.simulate.audit import WrongError
     from bench.simulate.household import Household
     from bench.traces.recording import read_sessions
@@ -127,12 +136,14 @@ def _find_planted(name: str, first_seed: int) -> None:
 
 
 def _plant_all(*, keep: bool) -> None:
-    """Plant each fault in a process of its own; SystemExit with the names of those not found."""
+    """Plant each fault in a new process; SystemExit with the names of the faults that no seed
+    finds.
+    """
     from bench.simulate.report import show_planted
 
     rows: list[list[str]] = []
     for name in PLANTED:
-        command = [sys.executable, "-m", "bench.simulate", "--plant", name]
+        command = [*module_command("bench.simulate"), "--plant", name]
         found = subprocess.run(command, check=False, capture_output=True, text=True)
         is_found = found.returncode == 0
         rows.append(found.stdout.strip().split("\t") if is_found else [name, "", "", "not found"])

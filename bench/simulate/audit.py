@@ -43,8 +43,8 @@ class Audit:
         self._stored: set[Stored] = set()
 
     def record_stored(self, server: Server, state: StateName) -> None:
-        """Note a snapshot that was just written, and check now and then that it is whole on
-        disk.
+        """Note a snapshot that was just written; raise WrongError if it is not whole on disk, which
+        is checked now and then.
         """
         fingerprint = server.setup.fingerprint
         self._stored.add((fingerprint, state))
@@ -69,21 +69,21 @@ class Audit:
         return set(whole)
 
     def check_survivors(self, before: set[Stored]) -> None:
-        """Check that a power failure took none of the states that were whole ``before``."""
+        """Raise WrongError if a power failure took one of the states that were whole ``before``."""
         for fingerprint, state in sorted(before - self.whole_states()):
             raise WrongError(f"a power failure took {fingerprint}/{state}, which was written")
 
     def check_bytes(self) -> None:
-        """Check that each file under its name has all its bytes, unless it was damaged on purpose:
-        they are durable before the name.
+        """Raise WrongError if a file lacks some of its bytes, which are durable before its name,
+        unless it was damaged on purpose.
         """
         broken = set(self._verified(is_deep=True).broken) - self.damaged
         for name in sorted(broken):
             raise WrongError(f"a file without all its bytes: {name}: {self._damage(name)}")
 
     def check_recovered(self, server: Server) -> None:
-        """Check that the recovery of ``server`` left index and files that agree, within the
-        budget.
+        """Raise WrongError unless the recovery of ``server`` left index and files that agree,
+        within the budget.
         """
         if server.disk is None:
             raise WrongError("the directory could not be opened although no call failed")
@@ -97,7 +97,7 @@ class Audit:
             raise WrongError(f"{n_bytes} bytes on disk, --kv-cache-budget is less")
 
     def check_ram(self, server: Server) -> None:
-        """Check that the cache of ``server`` in RAM does not contradict itself."""
+        """Raise WrongError if the cache of ``server`` in RAM contradicts itself."""
         faults = find_inconsistencies(server.engine.prefix_cache.cache)
         if faults:
             raise WrongError(f"the cache in RAM contradicts itself: {faults[0]}")

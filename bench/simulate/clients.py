@@ -43,7 +43,7 @@ class _Sent:
 
 
 class Client:
-    """One run of a recorded session: makes its prompts, one after the other.
+    """A run of a recorded session, which makes its prompts one after the other.
 
     Attributes:
         session: The recorded session.

@@ -27,7 +27,7 @@ from pyctl.disk.file_format import INDEX
 from pyctl.files.atomic_file import CALLS
 
 GRAVES = "graves"
-"""The folder, beside the directory, of removed files whose removal is not durable yet."""
+"""The folder of removed files whose removal is not durable yet."""
 
 KEPT_INDEXES = 4
 """States of the index to which a power failure may go back."""
@@ -168,7 +168,7 @@ class Drive:
         return connection
 
     def check_statement(self, statement: str) -> None:
-        """Let a statement of the index fail, with the error that SQLite raises then."""
+        """Let a statement of the index fail, with an OperationalError as SQLite raises it."""
         try:
             self._check("index")
         except OSError as error:

@@ -41,7 +41,7 @@ class StepReachedError(BaseException):
 
 
 class EventLog:
-    """What happened, in order: a digest, counts by kind, and the last lines.
+    """The events of a simulation in order: a digest, counts by kind, and the last lines.
 
     ``step`` numbers the events.
     """

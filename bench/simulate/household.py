@@ -29,7 +29,7 @@ N_AT_ONCE = 4
 """Sessions at any time: so many send about 10**6 requests in a year."""
 
 REPLY_ROOM = 16
-"""Tokens that a context needs beside a prompt."""
+"""Tokens of a context that a prompt leaves to its reply."""
 
 RETRY_SECONDS = 5.0
 """After so long a client sends a request again whose server is gone."""
@@ -408,7 +408,7 @@ class Household:
     # ----------------------------------------------------------------------------------
 
     def _check_reply(self, asked: Asked, *, is_whole: bool) -> None:
-        """Compare a reply with that of the model from nothing. Raises WrongError."""
+        """Compare a reply with the one that the model gives from nothing. Raises WrongError."""
         setup = asked.server.setup
         ends = [len(asked.prompt)]
         if setup.weights.rounds:

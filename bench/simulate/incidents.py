@@ -1,4 +1,4 @@
-"""What happens to a household: its servers die, its drive fails, files are damaged."""
+"""Incidents of a household: servers die, the drive fails, files are damaged."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import random
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.simulate.faults import Faults
@@ -26,6 +27,9 @@ CHANGES_UNTIL_KILL = 60
 
 CLOCK_JUMPS = (-86_400, -3600, 60, 3600, 86_400, 30 * 86_400)
 """Seconds by which the time of the day is set."""
+
+MAX_DAMAGED = 40
+"""Files that are damaged at once, at most."""
 
 SUFFIXES = (".rows", ".state", ".prompt")
 """Files that are damaged."""
@@ -51,7 +55,7 @@ class Incidents:
             self._fail_memory: 2,
             self._fail_evaluations: 1,
             self._hang: 1,
-            self._damage_file: 4,
+            self._damage_files: 4,
             self._damage_index: 1,
             self._join_server: 2,
             self._jump_clock: 2,
@@ -145,13 +149,17 @@ class Incidents:
     # -- damage
     # ----------------------------------------------------------------------------------
 
-    def _damage_file(self) -> None:
-        """Flip a bit of a file, cut it, or remove it."""
+    def _damage_files(self) -> None:
+        """Damage some files."""
         root = self._household.drive.root
         paths = [path for path in root.rglob("*") if path.suffix in SUFFIXES and path.is_file()]
-        if not paths:
-            return
-        path = self._rng.choice(sorted(paths))
+        n = min(self._rng.randrange(1, MAX_DAMAGED), len(paths))
+        for path in self._rng.sample(sorted(paths), n):
+            self._damage(path)
+
+    def _damage(self, path: Path) -> None:
+        """Flip a bit of a file, cut it, or remove it."""
+        root = self._household.drive.root
         damage = self._rng.choice(("bit", "bit", "cut", "removed"))
         self._household.log.add("damaged file", damage)
         self._household.audit.damaged.add(str(path.relative_to(root)))

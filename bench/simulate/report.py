@@ -14,7 +14,9 @@ SHOWN_ERROR = 90
 def show_run(
     household: Household, seed: int, hours: float, seconds: float, wrong: str, *, keep: bool
 ) -> None:
-    """Print the counts of a run; ``wrong`` is what the servers did wrong, "" for nothing."""
+    """Print the counts of a run of ``hours`` simulated hours, which took ``seconds``; ``wrong`` is
+    the first error of a server, "" for none.
+    """
     log = household.log
     totals = household.totals
     rows: list[list[object]] = [

@@ -163,6 +163,14 @@ class InlineQueue(WriteQueue):
         return True
 
 
+class InlineDisk(Disk):
+    """A disk whose queue has no thread."""
+
+    def _make_queue(self) -> WriteQueue:
+        clock = self.directory.readers.clock
+        return InlineQueue(self._write, clock=clock)
+
+
 class Server:
     """A server process on a directory of ``drive``.
 
@@ -225,12 +233,11 @@ class Server:
         directory = CacheDirectory(self._drive.root, setup.disk_bytes, self.readers)
         folder = ModelFolder(directory, setup.fingerprint, self.model.shape.sizes)
         writer = StoreWriter(folder, setup.daily_bytes)
-        disk = Disk(
+        disk = InlineDisk(
             StoreReader(folder, self._allocate),
             writer,
             DiskPolicy.from_flag(setup.policy),
             WriteLimits(MIN_DISK_TOKENS, COLD_MAX_TOKENS),
-            make_queue=partial(InlineQueue, clock=self.clock),
         )
         writer.write = partial(self._write, writer.write)  # type: ignore[method-assign]
         return disk

@@ -102,10 +102,9 @@ class Disk:
         *,
         text_of: TextOf | None = None,
         remote: RemoteStore | None = None,
-        queue_class: type[WriteQueue] = WriteQueue,
     ) -> None:
-        """Read the recent prompts, start the writing thread of a ``queue_class``, and start to
-        recover what a killed process left. Opening does not wait for the recovery.
+        """Read the recent prompts, start the writing thread, and start to recover what a killed
+        process left. Opening does not wait for the recovery.
         """
         self.folder = reader.folder
         self.directory = reader.folder.directory
@@ -127,17 +126,21 @@ class Disk:
             writer.reserve_write,
         )
         self.recent.load(self._recent_files.load())
-        self.queue = queue_class(
-            self._write,
-            limits.spilled_bytes,
-            retry_seconds=limits.retry_seconds,
-            stall_seconds=limits.stall_seconds,
-        )
+        self.queue = self._make_queue()
         self.queue.on_rows_needed = lambda: self.on_rows_needed()
         self.queue.start()
         reader.run_soon = self.queue.run_soon
         reader.record_read = self._record_read
         (self.recovery,) = self.directory.readers.start([self._recover])
+
+    def _make_queue(self) -> WriteQueue:
+        """Return the queue, which has not started."""
+        return WriteQueue(
+            self._write,
+            self._limits.spilled_bytes,
+            retry_seconds=self._limits.retry_seconds,
+            stall_seconds=self._limits.stall_seconds,
+        )
 
     # -- finding and reading
     # ----------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.simulate.audit import Audit, WrongError
 from bench.simulate.model import Weights, cold_reply
 from bench.simulate.server import Setup
 from pyctl.prompt import Prompt
@@ -48,22 +47,6 @@ def test_two_servers_share_a_directory(tmp_path: Path) -> None:
         assert second.disk.n_hits == 1
         first.close()
         second.close()
-
-
-def test_a_file_without_its_bytes_is_found(tmp_path: Path) -> None:
-    machine = Machine(tmp_path)
-    with machine.running():
-        server = machine.server()
-        ask(server, PROMPT)
-        server.close()
-        audit = Audit(machine.drive, machine.log, random.Random(1))
-        audit.check_bytes()
-        path = next(machine.root.rglob("*.rows"))
-        path.write_bytes(path.read_bytes()[:-1])
-        with pytest.raises(WrongError, match="without all its bytes"):
-            audit.check_bytes()
-        audit.damaged.add(str(path.relative_to(machine.root)))
-        audit.check_bytes()
 
 
 def test_other_models_have_other_folders() -> None:
