@@ -117,6 +117,10 @@ TopTokens = tuple[tuple[int, float], ...]
 class Sampler(Protocol):
     """The sampler of one request, with the history for its penalties."""
 
+    @property
+    def seed(self) -> int:
+        """The seed in use, also if the request left it to chance."""
+
     def sample(self, index: int) -> int:
         """Return a token sampled from output ``index`` of the last evaluation."""
 
@@ -307,6 +311,9 @@ class Evaluator(Protocol):
 
     def output(self) -> Block:
         """Return a copy of output 0 of the last evaluation, for `recall`."""
+
+    def logits_digest(self, index: int) -> int:
+        """Return the CRC-32 of the logits of output ``index``. Waits for the device."""
 
     def recall(self, output: Block) -> None:
         """Set ``output`` as output 0, the only one, until the next evaluation."""

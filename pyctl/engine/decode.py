@@ -15,6 +15,7 @@ from types import TracebackType
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.cache.sequence import LiveSequence
 from pyctl.engine.backend import Evaluator, Sampler, TopTokens, VerifyOutputs
+from pyctl.engine.exact_reply import ReplyTrace
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.jobs import StateReads
 from pyctl.engine.request import DraftCounts, Piece, StopType, Timings
@@ -28,9 +29,10 @@ class Generation:
     all others.
 
     Events go to ``handle``. ``n_predicted`` counts sampled tokens; ``first_token`` is the time of
-    the first one in seconds of the performance counter, 0 for none. A ``with`` block creates and
-    frees the sampler, so that an invalid grammar raises RequestError before the prompt is
-    evaluated. The sequence may be suspended between two steps.
+    the first one in seconds of the performance counter, 0 for none. A ``trace`` that is set before
+    `first` gets the tokens and the digests of their logits. A ``with`` block creates and frees the
+    sampler, so that an invalid grammar raises RequestError before the prompt is evaluated. The
+    sequence may be suspended between two steps.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Generation:
         self.n_predicted = 0
         self.stop_type: StopType = "limit"
         self.first_token = 0.0
+        self.trace: ReplyTrace | None = None
         self._evaluator = evaluator
         self._handle = handle
         self._request = request
@@ -167,6 +170,11 @@ class Generation:
             token = (
                 sampler.sample(index) if budget is None else self._budgeted(sampler, budget, index)
             )
+        if self.trace is not None:
+            # After sampling: the device has finished, and the logits are in the processor's cache.
+            self.trace.seed = sampler.seed
+            self.trace.tokens.append(token)
+            self.trace.digests.append(self._evaluator.logits_digest(index))
         if self.n_predicted == 0:
             self.first_token = time.perf_counter()
         self.n_predicted += 1

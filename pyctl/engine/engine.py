@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from pyctl.cache.cache_stats import RequestStats
-from pyctl.cache.lookup import CacheLookup
+from pyctl.cache.lookup import CacheLookup, CachePlan
 from pyctl.cache.ports import CacheOptions, Store
 from pyctl.cache.prefix_cache import PrefixCache
 from pyctl.cache.ram import RamCache
@@ -24,6 +24,7 @@ from pyctl.engine.draft.speculation import Speculation
 from pyctl.engine.draft.verify_batch import BatchItem, verify_batches
 from pyctl.engine.engine_settings import Clock, EngineSettings
 from pyctl.engine.engine_stats import MAX_REPLIES, EngineCounters
+from pyctl.engine.exact_reply import ExactReply, ReplyRecorder, ReplyTrace
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.jobs import StateReads
 from pyctl.engine.prefill import Prefill
@@ -44,7 +45,7 @@ wait as well.
 
 class Engine:
     """Serves requests on the sequences of one backend, restoring from and saving to ``cache`` and
-    ``disk``.
+    ``disk``. A ``recorder`` that is set gets the replies that are known to be exact.
 
     Not thread-safe; `Worker` runs it on a separate thread.
     """
@@ -63,6 +64,7 @@ class Engine:
         self.state_reads = StateReads()
         self.backend = backend
         self.settings = settings
+        self.recorder: ReplyRecorder | None = None
         options = CacheOptions(settings.min_step, settings.exact, settings.device)
         self.prefix_cache = PrefixCache(backend.memory, cache, options, disk)
         self.counters = EngineCounters()
@@ -333,6 +335,8 @@ class Engine:
             stats.n_prewarmed = self.prewarms.used(lookup.match, stats.n_cached)
             lookup = self._prefill.after_reply(seq, lookup)
             plan = cache.plan(lookup, restored, seq, stats, may_branch=self._may_branch)
+            if self._is_recorded(request, seq, lookup, plan):
+                reply.trace = ReplyTrace()
             yield from self._prefill.run(active, seq, lookup, plan, stats)
             reply.first()
             is_alone = not active.ran_concurrently
@@ -349,7 +353,38 @@ class Engine:
         cache.totals.add(stats, reply.n_predicted, saved_seconds)
         self.counters.count_reply(timings)
         self.replies.append((self.clock(), timings))
-        handle.put(Done(reply.stop_type, reply.stopping_word, timings, stats, seq.id))
+        receipt = self._record(request, reply.trace, stats, plan)
+        handle.put(Done(reply.stop_type, reply.stopping_word, timings, stats, seq.id, receipt))
+
+    def _is_recorded(
+        self, request: Request, seq: LiveSequence, lookup: CacheLookup, plan: CachePlan
+    ) -> bool:
+        """Return whether the reply is known to be exact, and may be recorded. ``seq`` has only what
+        was restored.
+        """
+        if self.recorder is None or not self.recorder.accepts(request):
+            return False
+        if self.settings.exact:
+            return True
+        # Without --exact the engine does not record which batches ran while others had cells, and
+        # drafts make batches of several widths.
+        if len(self.sequences) > 1 or not self.settings.clear_idle or self.speculation:
+            return False
+        # An output that is recalled may be of another batch than a cold run's.
+        is_cold_start = seq.n_exact == seq.n < len(request.prompt)
+        return is_cold_start and set(plan.cuts) <= set(lookup.batch_ends)
+
+    def _record(
+        self, request: Request, trace: ReplyTrace | None, stats: RequestStats, plan: CachePlan
+    ) -> int:
+        """Record a reply that has a ``trace``; return the id of its receipt, 0 for none."""
+        if self.recorder is None or trace is None or not trace.tokens:
+            return 0
+        rows = ""
+        if plan.restored and plan.restored[0].segment.file.name is not None:
+            rows = str(plan.restored[0].segment.file.name)
+        reply = ExactReply(request, trace, stats, self.speculation.width, rows)
+        return self.recorder.record(reply)
 
     def _prewarm(self, active: ActiveRequest) -> Steps:
         """Evaluate a prompt ahead if worthwhile, and count evaluated tokens across all

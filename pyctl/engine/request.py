@@ -144,7 +144,7 @@ class Piece(NamedTuple):
 @dataclass(frozen=True)
 class Done:
     """The reply ended. ``seq`` is the sequence that served it; ``stopping_word`` is set for
-    ``word`` only.
+    ``word`` only. ``receipt`` is the id of its receipt, 0 for none.
     """
 
     stop_type: StopType
@@ -152,6 +152,7 @@ class Done:
     timings: Timings
     stats: RequestStats
     seq: int
+    receipt: int = 0
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from isal.isal_zlib import crc32
 from numpy.typing import NDArray
 
 from pyctl.cache.resume_points import NOWHERE
@@ -401,6 +402,9 @@ class LlamaBackend:
     def logits(self, index: int) -> NDArray[np.float32]:
         """Return a copy of the logits of output ``index``, shape (n_vocab,)."""
         return np.array(self.outputs.row(index))
+
+    def logits_digest(self, index: int) -> int:
+        return crc32(self.outputs.row(index).data)
 
     def output(self) -> Block:
         return self.logits(0).view(np.uint8)

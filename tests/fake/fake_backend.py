@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 import threading
+import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
@@ -150,6 +151,9 @@ class FakeBackend(FakeMemory):
     def output(self) -> Block:
         return np.frombuffer(self.outputs[0], np.uint8)
 
+    def logits_digest(self, index: int) -> int:
+        return zlib.crc32(self.outputs[index])
+
     def recall(self, output: Block) -> None:
         self.outputs = [output.tobytes()]
 
@@ -228,7 +232,7 @@ class FakeBackend(FakeMemory):
         return self._digest(rows, held.state)
 
     def sampler(self, sampling: Sampling, prompt: Tokens) -> _FakeSampler:
-        return _FakeSampler(self, sampling.ignore_eos)
+        return _FakeSampler(self, sampling)
 
     def check(self, sampling: Sampling) -> None:
         pass
@@ -265,9 +269,10 @@ class FakeBackend(FakeMemory):
 
 
 class _FakeSampler:
-    def __init__(self, backend: FakeBackend, ignore_eos: bool) -> None:
+    def __init__(self, backend: FakeBackend, sampling: Sampling) -> None:
+        self.seed = sampling.seed
         self._backend = backend
-        self._first = int(ignore_eos)
+        self._first = int(sampling.ignore_eos)
 
     def sample(self, index: int) -> int:
         value = int.from_bytes(self._backend.outputs[index][:8], "little")

@@ -163,6 +163,10 @@ class LlamaSampler:
             for token in prompt[-window:].tolist():
                 api.llama_sampler_accept(self._chain, token)
 
+    @property
+    def seed(self) -> int:
+        return self._seed
+
     def sample(self, index: int) -> int:
         """Sample from output ``index``; the chain and the grammar record the token.
 
