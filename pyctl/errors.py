@@ -21,6 +21,7 @@
     - StateError           bytes that do not fit the model's memory; a cache miss, no failed request
     - NotWrittenError      a snapshot that a store did not write; other writes are unaffected
     - OutOfCellsError      the context has no free cells; the data to load may still be valid
+  + ReceiptError           a receipt that cannot be read or verified
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ __all__ = [
     "OutOfCellsError",
     "PreemptedError",
     "PyctlError",
+    "ReceiptError",
     "RequestError",
     "StateError",
     "ThreadError",
@@ -182,3 +184,7 @@ class OutOfCellsError(EngineError):
 
     def __init__(self) -> None:
         super().__init__("Context size has been exceeded.")
+
+
+class ReceiptError(PyctlError):
+    """A receipt cannot be read, or not be verified here; the text completes "receipt ID: ..."."""

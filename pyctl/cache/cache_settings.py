@@ -179,6 +179,14 @@ class DiskSettings:
             "MiB written within a day; 0 is no limit", "nothing more is written that day", "disk"
         ),
     )
+    receipts: bool = DISK.flag(
+        True,
+        "--receipts",
+        "keep a receipt of each exact reply for a day, for pyctl verify; --no-receipts: do not",
+        None,
+        "PYCTL_RECEIPTS",
+        off="--no-receipts",
+    )
     store_url: str = DISK.flag(
         "",
         "--kv-store",

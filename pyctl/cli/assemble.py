@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import hashlib
 import logging
 import os
 import threading
@@ -25,6 +24,7 @@ from pyctl.cli.defaults import cache_budget
 from pyctl.cli.logs import LoadProgress
 from pyctl.cli.model_paths import check_files, with_model
 from pyctl.cli.open_disk import open_directory, open_disk
+from pyctl.cli.receipts import exact_fingerprint, open_receipts
 from pyctl.disk.directory import CacheDirectory
 from pyctl.disk.disk import Disk
 from pyctl.disk.file_format import REPLIES
@@ -123,13 +123,14 @@ def assemble(
         context.n_seeing += 1
         budget -= loaded.images.rows.limit if context.ram is None else 0
     cache = RamCache(settings.cache.n_slots, budget, shared=context.ram)
+    receipts = open_receipts(
+        settings.disk, tier, loaded, settings.pool, exact=settings.engine.exact
+    )
     engine = Engine(loaded.backend, cache, settings.engine, tier, speculation)
+    engine.recorder = receipts
     engine.prefix_cache.saved_time = context.shared.saved.account(info.fingerprint)
     if remembered is not None:
-        remembered.remember_all(
-            one.prompt.tokens for one in engine.prefix_cache.recent.newest_first()
-        )
-        engine.prefix_cache.recent.listener = remembered.remember
+        _follow_recent(engine, remembered)
     # What is loaded stays until the end; the collector need not look at it again.
     gc.collect()
     gc.freeze()
@@ -140,10 +141,19 @@ def assemble(
         context.ram.add(cache, EvictableEngineCache(worker, engine))
     replies = _with_recommended(settings.replies, info.sampling)
     admin = EngineAdmin(worker, engine)
-    service = HttpService(worker, chat_format, replies, context.shared, admin=admin)
+    service = HttpService(
+        worker, chat_format, replies, context.shared, admin=admin, receipts=receipts
+    )
     if chat_format.capabilities.tools:
         service.post_reply.add(partial(prepare_vocabulary, worker))
     return service
+
+
+def _follow_recent(engine: Engine, remembered: CacheDrafts) -> None:
+    """Let drafts come from recent prompts, and from those that arrive later."""
+    recent = engine.prefix_cache.recent
+    remembered.remember_all(one.prompt.tokens for one in recent.newest_first())
+    recent.listener = remembered.remember
 
 
 def too_many_threads(threads: tuple[int, int], n_processors: int) -> str:
@@ -274,11 +284,7 @@ def _checked(settings: CommandSettings, loaded: Loaded) -> Loaded:
     if settings.engine.exact:
         backend.check_restoring()
         info = replace(loaded.info, n_ctx=backend.facts.n_ctx, memory=backend.memory_text)
-        # Other servers write also what they evaluated together with other sequences.
-        mixed = hashlib.blake2b(
-            f"{info.fingerprint} exact{loaded.split_mode}".encode(), digest_size=16
-        ).hexdigest()
-        loaded = replace(loaded, info=replace(info, fingerprint=mixed))
+        loaded = replace(loaded, info=replace(info, fingerprint=exact_fingerprint(loaded)))
     is_usual = backend.memory.shape.resume_points == ANYWHERE and not backend.memory.kv.reason
     level = logging.DEBUG if is_usual else logging.WARNING
     log.log(level, "memory of the model: %s", loaded.info.memory)

@@ -28,6 +28,7 @@ __all__ = [
     "MODEL",
     "OLDER",
     "PROMPTS",
+    "RECEIPTS",
     "REPLIES",
     "RULES",
     "SIZES",
@@ -86,7 +87,10 @@ _PROMPT = re.compile(r"([0-9a-f]{16})-([0-9a-f]{8})\.prompt")
 
 _OBSOLETE = re.compile(r"recent|words|(recent|words|replies)\.\d{1,10}\.tmp")
 
-_FINGERPRINT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+RECEIPTS = "receipts"
+"""The directory of the receipts of all models, which is no fingerprint's."""
+
+_FINGERPRINT = re.compile(rf"(?!{RECEIPTS}$)[A-Za-z0-9_][A-Za-z0-9._-]{{0,127}}")
 
 _SEGMENT = re.compile(r"(0|[1-9]\d{0,9})-([1-9]\d{0,9})-([0-9a-f]{32})-([0-9a-f]{16})\.rows")
 

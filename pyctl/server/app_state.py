@@ -14,6 +14,7 @@ from pyctl.engine.engine_stats import EngineMemory
 from pyctl.engine.handle import RequestHandle
 from pyctl.mcp.toolbox import ToolBox
 from pyctl.page.markdown_process import MarkdownProcess
+from pyctl.receipts.receipt_writer import ReceiptWriter
 from pyctl.requests.service import Service, SharedState
 from pyctl.server.kept_streams import KeptStreams
 from pyctl.server.saved_days import SavedDays
@@ -53,11 +54,13 @@ class HttpService(Service):
     Attributes:
         shared: The state of the process.
         admin: The reads and changes of the engine and its cache, between two of its steps.
+        receipts: The writer of receipts, None without them.
     """
 
     shared: AppState = field(default_factory=AppState)
     _: KW_ONLY
     admin: EngineAdmin
+    receipts: ReceiptWriter | None = None
 
     def counted_bytes(self, engine: EngineMemory) -> Mapping[str, int]:
         """Return bytes by use; ``engine`` is the result of `EngineAdmin.memory`.

@@ -116,7 +116,7 @@ class Reply(ABC):
         """Return the account of a reply that has ended, with the cache's if the client requested
         it.
         """
-        body = timings_json(done.timings, done.stats)
+        body = timings_json(done.timings, done.stats, done.receipt)
         if self.options.return_cache:
             body["cache"] = cache_json(
                 done.stats, self.service.readable if self.may_read_prompts else None

@@ -57,13 +57,16 @@ def _entry(candidate: tuple[int, float], tokenizer: Tokenizer, name: str) -> dic
     return {"id": token, "token": text, "bytes": list(piece), name: max(value, _LOWEST)}
 
 
-def timings_json(timings: Timings, report: RequestStats | None = None) -> dict[str, Any]:
+def timings_json(
+    timings: Timings, report: RequestStats | None = None, receipt: int = 0
+) -> dict[str, Any]:
     """Return llama-server's ``timings``: counts are tokens. The first predicted token comes with
     the prompt, so n tokens are n - 1 steps.
 
     Drafts are counted if there were any. A complete ``report`` adds fields that llama-server does
     not have: the time of lookup, restore and save within the prompt's, and the tokens evaluated
-    before the request arrived, if any. Numbers only, as typed clients require.
+    before the request arrived, if any. So does the id of a ``receipt``. Numbers only, as typed
+    clients require.
     """
     n_steps = max(timings.n_predicted - 1, 0)
     drafts = timings.drafts
@@ -82,6 +85,7 @@ def timings_json(timings: Timings, report: RequestStats | None = None) -> dict[s
         "predicted_per_second": _ratio(n_steps, timings.predicted_ms, 1e3),
         **counts,
         **(_cache_times(report) if report is not None else {}),
+        **({"receipt": receipt} if receipt else {}),
     }
 
 

@@ -41,7 +41,7 @@ def test_all_files_and_directories_are_for_their_owner_alone(start: Start, tmp_p
     log = tmp_path / "log"
     umask = os.umask(0)
     try:
-        flags = (*disk_cache(cache), "--kv-cache-min-tokens", "0")
+        flags = ("--exact", *disk_cache(cache), "--kv-cache-min-tokens", "0")
         server = start(
             "tiny-hybrid", *flags, "--slot-save-path", str(slots), "--log-file", str(log)
         )
@@ -64,6 +64,7 @@ def test_all_files_and_directories_are_for_their_owner_alone(start: Start, tmp_p
         "index.sqlite3-wal",
         "prompts",
         "replies",
+        "receipts",
         "a",
         "log",
         "new",

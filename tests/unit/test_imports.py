@@ -34,6 +34,8 @@ LAYERS = {
     "disk": "cache errors files processes prompt settings",  # snapshots in files
     "chat": "errors files prompt settings text",  # conversations as text and tokens
     "engine": "cache chat errors files prompt settings",  # requests, on one thread
+    # exact replies, evaluated again
+    "receipts": "cache engine errors files prompt settings",
     # llama.cpp
     # the libraries, the extension, devices, batches
     "llama.library": "cache engine errors files machine model_files processes prompt settings",
@@ -54,7 +56,9 @@ LAYERS = {
     # from a body to the engine
     "requests": "cache chat engine errors files processes prompt settings text",
     # HTTP
-    "server": "cache chat engine errors files mcp page processes prompt requests settings text",
+    "server": (
+        "cache chat engine errors files mcp page processes prompt receipts requests settings text"
+    ),
     "terminal": "chat engine errors files http_client mcp requests settings text",  # `pyctl chat`
 }
 """The packages from the ground up, and those that each may import, all of which are above its line.

@@ -17,6 +17,7 @@ from pyctl.cache.ports import DiskView
 from pyctl.engine.engine_stats import FIRST_TOKEN_SECONDS, EngineStats, Histogram
 from pyctl.errors import NotSupportedError
 from pyctl.processes.process_memory import resident_bytes
+from pyctl.receipts.receipt_store import ReceiptCounts
 from pyctl.server.app_state import AppState, HttpService
 from pyctl.server.models import Models
 
@@ -41,7 +42,7 @@ async def show(service: HttpService, request: Request) -> Response:
     scrape.
     """
     _check(service.shared)
-    return _response(await _collect_metrics(service))
+    return _response(await _collect_metrics(service, request))
 
 
 async def show_all(models: Models, request: Request) -> Response:
@@ -56,7 +57,7 @@ async def show_all(models: Models, request: Request) -> Response:
         )
         metrics = [loaded]
         if model.service is not None:
-            metrics += await _collect_metrics(model.service)
+            metrics += await _collect_metrics(model.service, request)
         for metric in metrics:
             earlier = merged[metric.name].values if metric.name in merged else {}
             labelled = _labelled(model.name, metric.values)
@@ -71,10 +72,30 @@ def _check(shared: AppState) -> None:
         )
 
 
-async def _collect_metrics(service: HttpService) -> list[Metric]:
+async def _collect_metrics(service: HttpService, request: Request) -> list[Metric]:
     stats = await asyncio.wrap_future(service.admin.stats())
     memory = {"resident": resident_bytes(), **service.counted_bytes(stats.memory)}
-    return engine_metrics(stats, memory)
+    metrics = engine_metrics(stats, memory)
+    if service.receipts is not None:
+        storage = service.shared.pool.storage
+        counts = await storage.run(request, service.receipts.store.counts)
+        metrics += _receipts(counts, service.receipts.n_dropped)
+    return metrics
+
+
+def _receipts(counts: ReceiptCounts, n_dropped: int) -> list[Metric]:
+    """Return the metrics of receipts, by the files of their directory."""
+    return [
+        _gauge("pyctl_receipts", "Receipts of the last day in the cache directory", counts.kept),
+        _gauge("pyctl_receipts_bytes", "Bytes of their files", counts.n_bytes),
+        _gauge("pyctl_receipts_verified", "Receipts that were evaluated again", counts.verified),
+        _gauge("pyctl_receipts_differing", "Those with other logits", counts.differing),
+        _counter(
+            "pyctl_receipts_dropped_total",
+            "Exact replies without a receipt, as it could not be written",
+            n_dropped,
+        ),
+    ]
 
 
 def _response(metrics: Iterable[Metric]) -> Response:

@@ -119,7 +119,8 @@ class ResponseReply(EventReply):
     def close(self, done: Done) -> list[dict[str, Any]]:
         events = self._close_item(_status(done))
         completed = self._event("response.completed", response=self.body(done))
-        return [*events, {**completed, "timings": timings_json(done.timings, done.stats)}]
+        timings = timings_json(done.timings, done.stats, done.receipt)
+        return [*events, {**completed, "timings": timings}]
 
     def body(self, done: Done) -> dict[str, Any]:
         status = _status(done)
