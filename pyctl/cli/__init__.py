@@ -23,6 +23,7 @@ commands:
   worker   lend this machine's devices to a server on another one (--rpc)
   models   list the models that are here, and whether they fit this machine
   cache    look through a cache directory: ls, verify, prune, pin, unpin, rm
+  verify   evaluate replies of a server again, and compare their bits
   doctor   name faults and slow settings of this machine, with fixes
   completion  let bash or zsh complete commands, flags, values and files
   bench    measure this machine with a model: first tokens, replies, exactness
@@ -36,6 +37,7 @@ OWN_FLAGS = {
     "setup": "setup_command:run_setup",
     "models": "models_command:run_models",
     "cache": "cache_command:run_cache",
+    "verify": "verify_command:run_verify",
     "doctor": "doctor_command:run_doctor",
     "bench": "bench_command:run_bench",
     "worker": "worker_command:run_worker",

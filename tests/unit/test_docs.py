@@ -34,6 +34,7 @@ REFERENCE = {"limits.md"}
 
 OTHERS = {
     *("--fix", "--json", "--help", "--version"),  # of pyctl cache, of all commands
+    "--all",  # of pyctl verify
     *(
         "--dry-run",
         "--yes",
