@@ -19,6 +19,7 @@
   + EngineError            llama.cpp failed during a request (HTTP 500)
     - PreemptedError       an evaluation stopped for a waiting request; the engine repeats it later
     - StateError           bytes that do not fit the model's memory; a cache miss, no failed request
+      . DamagedError       a stored file with other bytes than were written
     - NotWrittenError      a snapshot that a store did not write; other writes are unaffected
     - OutOfCellsError      the context has no free cells; the data to load may still be valid
   + ReceiptError           a receipt that cannot be read or verified
@@ -32,6 +33,7 @@ __all__ = [
     "ConfigError",
     "ContentCodingError",
     "ContextSizeError",
+    "DamagedError",
     "EngineError",
     "ForbiddenError",
     "LibraryMismatchError",
@@ -171,6 +173,14 @@ class PreemptedError(EngineError):
 
 class StateError(EngineError):
     """A mismatch of saved rows or a saved state with the live memory; the sequence stays usable."""
+
+
+class DamagedError(StateError):
+    """A stored file has other bytes than were written; ``file`` is its name."""
+
+    def __init__(self, file: str, what: str) -> None:
+        super().__init__(f"{file}: {what}")
+        self.file = file
 
 
 class NotWrittenError(EngineError):

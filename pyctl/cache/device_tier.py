@@ -272,6 +272,17 @@ class DeviceTier:
                 return False
         return True
 
+    def release_copies(self, maximum: int, staying: Collection[Segment]) -> bool:
+        """Reduce these rows to ``maximum`` cells by those that RAM also has, but none of the
+        segments ``staying``. Nothing is copied or lost. Return False if there are too few.
+        """
+        for segment in self._cache.held.eviction_order(self._n_freed):
+            if self.n_cells <= maximum:
+                break
+            if segment.rows.size and segment not in staying:
+                self._release(segment)
+        return self.n_cells <= maximum
+
     def vacate(self, first: int, last: int, coming: Snapshot | None = None) -> None:
         """Evict all held rows of a pool from the cells of rows [first, last), except rows of
         ``coming``, which lie in their own cells already.

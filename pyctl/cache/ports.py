@@ -9,6 +9,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Protocol, TypeAlias
 
 from pyctl.cache.block_sizes import BlockSizes
+from pyctl.cache.condemned import Condemned
 from pyctl.cache.costs import Costs
 from pyctl.cache.device_limits import DeviceLimits
 from pyctl.cache.disk_policy import DiskPolicy
@@ -42,8 +43,10 @@ __all__ = [
     "MemoryShape",
     "RowsOf",
     "SequenceMemory",
+    "SnapshotSource",
     "Store",
     "StoreView",
+    "StoredChecks",
     "Written",
 ]
 
@@ -351,6 +354,41 @@ class Entry:
         return self.name.partition("-")[2][:SHORT_DIGITS]
 
 
+class SnapshotSource(Protocol):
+    """A snapshot whose parts are read one by one, all from the same place: a check compares the
+    bytes of that place.
+    """
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The tokens, batch ends and segments; its bytes are those of `rows` and `state`."""
+
+    def rows(self, segment: Segment) -> Reading[Rows]:
+        """Return the rows of a ``segment`` of the snapshot. Raises DamagedError, StateError or
+        OSError.
+        """
+
+    def state(self) -> Reading[State]:
+        """Return the state. Raises DamagedError, StateError or OSError."""
+
+
+class StoredChecks(Protocol):
+    """The snapshots of a store as checks use them."""
+
+    def prefixes(self) -> list[Prefix]:
+        """Return the prefixes of all snapshots in the store."""
+
+    def source(self, prefix: Prefix) -> Reading[SnapshotSource | None]:
+        """Open ``prefix`` to read it again, without the copies that RAM has; return None if it is
+        gone. Raises DamagedError, StateError or OSError.
+        """
+
+    def condemn(self, condemned: Condemned) -> None:
+        """Find nothing that is ``condemned`` from now on, and keep some of its files for a
+        report.
+        """
+
+
 class Store(Protocol):
     """A store of snapshots beyond RAM, which outlives the process. The engine's thread calls it and
     never waits for the medium.
@@ -368,6 +406,10 @@ class Store(Protocol):
     costs: Costs
     close_seconds: float
     on_rows_needed: FlushCopies
+
+    @property
+    def checks(self) -> StoredChecks:
+        """The stored snapshots as checks use them."""
 
     # -- finding and reading
     # ----------------------------------------------------------------------------------

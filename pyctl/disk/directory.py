@@ -18,6 +18,7 @@ from pyctl.disk.file_format import (
     MODEL,
     OLDER,
     PROMPTS,
+    QUARANTINE,
     REPLIES,
     StateName,
 )
@@ -206,12 +207,16 @@ class CacheDirectory:
             self.recover()
 
     def auxiliary_bytes(self) -> int:
-        """Return the bytes of recent prompts and replies, which also count towards the budget."""
+        """Return the bytes of recent prompts, replies and quarantined files, which also count
+        towards the budget.
+        """
         n_bytes = 0
         for folder in self.path.iterdir():
             if is_fingerprint_dir(folder):
                 n_bytes += _size(folder / REPLIES) + _size(folder / f"{REPLIES}{OLDER}")
                 n_bytes += sum(map(_size, files_in(folder / PROMPTS)))
+                for case in files_in(folder / QUARANTINE):
+                    n_bytes += sum(map(_size, files_in(case)))
         return n_bytes
 
     def _catch_up(self, connection: sqlite3.Connection, auxiliary_bytes: int) -> None:

@@ -29,6 +29,7 @@ from pyctl.disk.reader import StoreReader
 from pyctl.disk.readers import STALL_SECONDS
 from pyctl.disk.recent_files import DEFAULT_FILE_BYTES, RecentFiles
 from pyctl.disk.remote_store import RemoteStore
+from pyctl.disk.stored_checks import DiskChecks
 from pyctl.disk.write_job import Writing
 from pyctl.disk.write_queue import RETRY_SECONDS, WriteQueue
 from pyctl.disk.writer import StoreWriter
@@ -127,6 +128,7 @@ class Disk:
         )
         self.recent.load(self._recent_files.load())
         self.queue = self._make_queue()
+        self.checks = DiskChecks(reader, self.queue, remote)
         self.queue.on_rows_needed = lambda: self.on_rows_needed()
         self.queue.start()
         reader.run_soon = self.queue.run_soon
@@ -150,6 +152,8 @@ class Disk:
         deepest first.
         """
         self._refresh_soon()
+        if self.checks.is_in_doubt:
+            return []
         return self.folder.find(prompt, limit)
 
     def find_remote(self, prompt: PromptMatch, limit: int) -> list[tuple[Prefix, float]]:

@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeAlias
 from pyctl.cache import plan
 from pyctl.cache.block_sizes import BlockSizes
 from pyctl.cache.snapshot import Prefix
-from pyctl.errors import StateError
+from pyctl.errors import DamagedError
 from pyctl.settings.limit import limit
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "MODEL",
     "OLDER",
     "PROMPTS",
+    "QUARANTINE",
     "RECEIPTS",
     "REPLIES",
     "RULES",
@@ -66,6 +67,9 @@ OLDER = ".older"
 TAG_BYTES = 8
 
 PROMPTS = "prompts"
+
+QUARANTINE = "quarantine"
+"""The folder of files that a check found wrong: nothing is read from there."""
 
 RULES = "rules"
 """The file with the rules of batch ends of a fingerprint: `rules_id`."""
@@ -228,12 +232,8 @@ def rules_id() -> str:
     return hashlib.blake2b(repr(plan.RULES).encode(), digest_size=8).hexdigest()
 
 
-class CorruptFileError(StateError):
+class CorruptFileError(DamagedError):
     """A stored file whose content does not match its name, ``file``."""
-
-    def __init__(self, file: str, what: str) -> None:
-        super().__init__(f"{file}: {what}")
-        self.file = file
 
 
 class PartKind(IntEnum):

@@ -19,6 +19,7 @@ from pyctl.disk.chain import StoredFile, open_chain
 from pyctl.disk.file_format import CorruptFileError, Name, SegmentName, StateName, parse
 from pyctl.disk.model_folder import ModelFolder
 from pyctl.disk.readers import RESTORE_SECONDS, DiskReads, Job, StalledReadError
+from pyctl.disk.stored_source import StoredSource
 from pyctl.prompt import Tokens, common_prefix
 
 __all__ = ["StoreReader"]
@@ -88,6 +89,23 @@ class StoreReader:
         except Exception as error:
             self._handle_failure(state, error)
             return None
+
+    def source(self, prefix: Prefix) -> Reading[StoredSource | None]:
+        """Open the snapshot of ``prefix`` to read its files again; return None on a miss.
+
+        Raises CorruptFileError, StalledReadError or OSError: damaged files stay, for the caller to
+        quarantine.
+        """
+        if self.is_stalled or not self.folder.contains(prefix):
+            return None
+        deadline = self._readers.clock() + RESTORE_SECONDS
+        opening = self._readers.start([partial(self._open_chain, StateName.from_prefix(prefix))])
+        try:
+            yield from finished(DiskReads(opening, self._readers, deadline))
+        except FileNotFoundError:
+            return None
+        top, chain, _ = opening[0].result()
+        return StoredSource(top, chain, self._readers, self.space, self.folder.sizes)
 
     def discard(self, prefix: Prefix) -> None:
         """Remove a state that was read but is of no use to the model."""

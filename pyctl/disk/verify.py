@@ -17,6 +17,7 @@ from pyctl.disk.file_format import (
     MODEL,
     OLDER,
     PROMPTS,
+    QUARANTINE,
     REPLIES,
     RULES,
     SIZES,
@@ -201,6 +202,7 @@ def _ours(
                 yield path, (home.name, name)
             elif in_home and path.name in (
                 PROMPTS,
+                QUARANTINE,
                 REPLIES,
                 f"{REPLIES}{OLDER}",
                 RULES,

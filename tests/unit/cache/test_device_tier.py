@@ -48,6 +48,22 @@ def test_a_new_tier_releases_what_the_memory_held_before() -> None:
     assert steps.memory.n_held_cells == 0
 
 
+def test_only_copies_of_rows_in_ram_are_released_where_nothing_may_be_lost() -> None:
+    steps, made = holding(1, 2, 3)
+    device = steps.cache.device
+    assert not device.release_copies(600, ()), "RAM has none of them"
+    assert device.n_cells == 900
+    while device.copies.copy_one():
+        pass
+    staying = made[0].chain
+    assert device.release_copies(600, staying)
+    assert device.n_cells == 600
+    assert not device.release_copies(0, staying)
+    assert [each.segment.held is not None for each in made] == [True, False, False]
+    assert device.counts.to_ram == 0
+    check_invariants(steps.ram)
+
+
 def test_shrinking_moves_rows_to_ram_until_there_are_few_enough() -> None:
     steps, made = holding(1, 2, 3)
     device = steps.cache.device
