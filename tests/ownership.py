@@ -20,6 +20,7 @@ from typing import Any
 from pyctl.cache.prefix_cache import PrefixCache
 from pyctl.cache.ram import RamCache
 from pyctl.cache.sequence import LiveSequence
+from pyctl.engine.canary.canary import Canary
 from pyctl.engine.engine import Engine
 from pyctl.engine.jobs import StateReads
 from pyctl.engine.worker import Worker
@@ -34,6 +35,7 @@ OWNED: tuple[type, ...] = (
     PrefixCache,
     RamCache,
     LiveSequence,
+    Canary,
     FakeMemory,
     FakeBackend,
     LlamaBackend,
@@ -44,7 +46,7 @@ OWNED: tuple[type, ...] = (
 ANY_THREAD = frozenset({"preempt", "check", "interrupt", "_freed"})
 """Methods that any thread may call; who lets go of a block last frees it."""
 
-READ: tuple[type, ...] = (Engine, PrefixCache, RamCache, LiveSequence)
+READ: tuple[type, ...] = (Engine, PrefixCache, RamCache, LiveSequence, Canary)
 """Classes whose attributes a read may touch while the backend evaluates."""
 
 violations: list[str] = []
@@ -107,7 +109,8 @@ def _parts(worker: Worker) -> list[Any]:
     cache = engine.prefix_cache
     backend = engine.backend
     memory = backend.memory
-    return [engine, cache, cache.cache, backend, memory, memory.cells, *engine.sequences]
+    canary = engine.canary
+    return [engine, cache, cache.cache, canary, backend, memory, memory.cells, *engine.sequences]
 
 
 def _own(worker: Worker, reads: StateReads | None) -> None:

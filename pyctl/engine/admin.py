@@ -23,6 +23,7 @@ from pyctl.cache.check import find_inconsistencies
 from pyctl.cache.ports import Entry
 from pyctl.cache.sequence import LiveSequence
 from pyctl.cache.snapshot import BlockBytes, PromptFacts, PromptMatch
+from pyctl.engine.canary.canary_counts import CanaryView
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_stats import (
     EngineCounters,
@@ -109,6 +110,10 @@ class EngineAdmin:
     def view(self) -> Future[CacheView]:
         """Return the contents of the cache."""
         return self._worker.call(self._view, is_read=True)
+
+    def canary(self) -> Future[CanaryView]:
+        """Return the results of the checks of snapshots since the start."""
+        return self._worker.call(self._engine.canary.view, is_read=True)
 
     def replies(self) -> Future[list[tuple[float, Timings]]]:
         """Return (age in seconds, timings) of the latest replies within an hour, oldest first."""
@@ -294,6 +299,7 @@ class EngineAdmin:
             totals.n_saved,
             engine.counters.n_calls,
             len(engine.running),
+            engine.canary.counts.n_results,
         ]
         for seq in engine.sequences:
             seen.append((seq.n, self._is_busy(seq)))

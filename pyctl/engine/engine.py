@@ -19,6 +19,7 @@ from pyctl.cache.reads import Reading
 from pyctl.cache.sequence import LiveSequence
 from pyctl.cache.snapshot import Snapshot
 from pyctl.engine.backend import Backend, VerifyOutputs
+from pyctl.engine.canary.canary import Canary
 from pyctl.engine.decode import Generation
 from pyctl.engine.draft.speculation import Speculation
 from pyctl.engine.draft.verify_batch import BatchItem, verify_batches
@@ -78,6 +79,14 @@ class Engine:
         self.running = self.scheduler.running
         self.waiting = self.scheduler.waiting
         self.prewarms = self.scheduler.prewarms
+        self.canary = Canary(
+            backend,
+            self.prefix_cache,
+            self.scheduler.occupancy,
+            self.state_reads,
+            settings,
+            clock,
+        )
         self.speculation = speculation or Speculation()
         self.asleep = False
         self._is_warm = False
@@ -88,6 +97,7 @@ class Engine:
 
     def submit(self, handle: RequestHandle) -> None:
         """Queue a request; its snapshot in an object store is fetched while it waits."""
+        self.canary.stop()
         reads = self.prefix_cache.prefetch.start(
             handle.request, self._prefill.compute_batch_ends, self.sequences
         )
@@ -118,6 +128,7 @@ class Engine:
         """Run one step: one batch of one prompt and one token of all replies. Returns whether work
         is due.
         """
+        self.canary.stop()
         prefill, decode = self.scheduler.schedule()
         if prefill is not None:
             self.deliver_events()
@@ -157,7 +168,7 @@ class Engine:
         """Return whether `warm_up` has work, and nothing is evaluated or held."""
         if self._is_warm or not self.backend.facts.is_async:
             return False
-        if self.asleep or self.scheduler.has_work:
+        if self.asleep or self.scheduler.has_work or self.canary.is_running:
             return False
         return not any(seq.n for seq in self.sequences) and not self.prefix_cache.device.n_cells
 
@@ -182,6 +193,7 @@ class Engine:
 
     def recover(self, error: PyctlError) -> None:
         """After a failed step, fail all requests with ``error`` and empty all sequences."""
+        self.canary.stop()
         self.scheduler.end_all(error)
         for seq in self.sequences:
             self.prefix_cache.forget(seq)
@@ -190,6 +202,7 @@ class Engine:
         """Park all sequences and unload the model; background requests end. All others have ended
         or are cancelled.
         """
+        self.canary.stop()
         self.scheduler.stop_prewarm()
         self.prewarms.clear()
         while self.scheduler.has_work:  # cancelled requests end at the next step
@@ -226,6 +239,7 @@ class Engine:
 
     def close(self, reason: PyctlError) -> bool:
         """End all requests with ``reason``; return whether all pending cache writes completed."""
+        self.canary.stop()
         self.scheduler.end_all(reason)
         for job in self.scheduler.idle_jobs:
             job.fail(reason)

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from pyctl.cache.device_limits import DeviceLimits
 from pyctl.cache.plan import DEFAULT_STEP
+from pyctl.engine.canary.canary_limits import CanaryLimits
 from pyctl.settings.convert import integer, tokens
 from pyctl.settings.limit import SetLimit, limit
 from pyctl.settings.setting import CACHE, SERVER
@@ -60,7 +61,8 @@ class EngineSettings:
     ``min_step``: tokens between the sparse cuts of a long message, 0 for none. ``exact``: requests
     run one at a time, and reuse only rows that a cold run computes the same way, so no generated
     text. ``clear_idle``: a request that runs alone uses all cells, as with one sequence.
-    ``device`` limits the rows that leave the device, ``prewarm`` delays background requests.
+    ``device`` limits the rows that leave the device, ``prewarm`` delays background requests,
+    ``canary`` limits checks.
     """
 
     min_step: int = CACHE.flag(
@@ -87,6 +89,15 @@ class EngineSettings:
         None,
         "LLAMA_ARG_CACHE_IDLE_SLOTS",
         off="--no-cache-idle-slots",
+    )
+    canary_interval: int = CACHE.flag(
+        3600,
+        "--canary-interval",
+        "while idle, evaluate the end of a snapshot again every so many seconds and compare all "
+        "bits, 0 = never",
+        integer(0),
+        "PYCTL_CANARY_INTERVAL",
+        "SECONDS",
     )
     n_queue: int = SERVER.flag(
         512,
@@ -119,3 +130,4 @@ class EngineSettings:
     )
     device: DeviceLimits = DeviceLimits()
     prewarm: PrewarmDelays = PrewarmDelays()
+    canary: CanaryLimits = CanaryLimits()

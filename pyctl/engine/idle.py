@@ -36,6 +36,8 @@ class IdleTask(Enum):
     """Copy held rows that only the device has."""
     PREPARE = auto()
     """Load the device's kernels."""
+    CANARY = auto()
+    """Run a step of a check of the cache."""
 
 
 @dataclass(frozen=True)
@@ -43,29 +45,37 @@ class IdleFacts:
     """The state of an engine without work.
 
     ``prewarm_seconds`` are the seconds until a background request may start, None for none.
-    ``is_writing``: the disk writes rows that only the device has.
+    ``is_writing``: the disk writes rows that only the device has. ``canary_seconds`` are the
+    seconds until a step of a check is due, None for never.
     """
 
     is_asleep: bool
     needs_warm_up: bool
     is_writing: bool
     prewarm_seconds: float | None
+    canary_seconds: float | None = None
 
 
 class IdleSchedule:
     """The due times of idle tasks.
 
     With ``sleep_seconds`` below 0 the model stays loaded. ``copy_seconds`` pass before held rows
-    are copied. ``is_background``: no client waits for the engine's current work.
+    are copied, ``quiet_seconds`` before a check. ``is_background``: no client waits for the
+    engine's current work.
     """
 
     def __init__(
-        self, sleep_seconds: float, clock: Clock, copy_seconds: float = IDLE_SECONDS
+        self,
+        sleep_seconds: float,
+        clock: Clock,
+        copy_seconds: float = IDLE_SECONDS,
+        quiet_seconds: float = 0.0,
     ) -> None:
         self.is_background = False
         self._clock = clock
         self._sleep_seconds = sleep_seconds
         self._copy_seconds = copy_seconds
+        self._quiet_seconds = quiet_seconds
         self._last_work = clock()
         self._last_client = self._last_work  # the end of the last work that a client waited for
         self._copy_at = NEVER
@@ -102,6 +112,7 @@ class IdleSchedule:
             IdleTask.SLEEP: self._sleep_due(facts, now),
             IdleTask.COPY: self._copy_due(facts),
             IdleTask.PREPARE: self._prepare_due(facts),
+            IdleTask.CANARY: self._canary_due(facts, now),
         }
 
     def _prewarm_due(self, facts: IdleFacts, now: float) -> float:
@@ -121,6 +132,11 @@ class IdleSchedule:
 
     def _prepare_due(self, facts: IdleFacts) -> float:
         return self._last_work + PREPARE_SECONDS if facts.needs_warm_up else NEVER
+
+    def _canary_due(self, facts: IdleFacts, now: float) -> float:
+        if facts.is_asleep or facts.canary_seconds is None:
+            return NEVER
+        return max(now + facts.canary_seconds, self._last_work + self._quiet_seconds)
 
 
 def _after_writes(due: float, facts: IdleFacts, now: float) -> float:

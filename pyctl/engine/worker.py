@@ -101,7 +101,9 @@ class Worker:
         self.info = info
         self.trouble: PyctlError | None = None
         self._times = times
-        self._idle = IdleSchedule(sleep_seconds, engine.clock, times.copy)
+        self._idle = IdleSchedule(
+            sleep_seconds, engine.clock, times.copy, engine.canary.schedule.quiet
+        )
         self._inbox: queue.SimpleQueue[RequestHandle | Job[Any] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # guards the open requests and the states of closing
         self._open: set[RequestHandle] = set()
@@ -426,6 +428,7 @@ class Worker:
             needs_warm_up=engine.needs_warm_up,
             is_writing=disk is not None and disk.is_draining_device,
             prewarm_seconds=engine.prewarms.seconds,
+            canary_seconds=engine.canary.seconds,
         )
 
     def _run_idle_task(self) -> bool:
@@ -441,6 +444,10 @@ class Worker:
             self._idle.record_copy(has_more=self._engine.prefix_cache.write_back.copy_next())
         elif task is IdleTask.PREPARE:
             self._engine.warm_up()
+        elif task is IdleTask.CANARY:
+            self._working = True
+            self._engine.canary.step()
+            self._n_steps += 1
         else:
             self._idle.is_background = False
         return False
@@ -465,6 +472,7 @@ class Worker:
             return False
         if isinstance(item, Job):
             self._idle.is_background = False
+            self._engine.canary.stop()
             self._run_job(item)
         else:
             self._begin(item)

@@ -16,9 +16,9 @@ LOADED = IdleFacts(is_asleep=False, needs_warm_up=False, is_writing=False, prewa
 class Bench:
     """A schedule with a clock of its own."""
 
-    def __init__(self, sleep_seconds: float = -1) -> None:
+    def __init__(self, sleep_seconds: float = -1, quiet_seconds: float = 0.0) -> None:
         self.clock = ManualClock()
-        self.schedule = IdleSchedule(sleep_seconds, self.clock)
+        self.schedule = IdleSchedule(sleep_seconds, self.clock, quiet_seconds=quiet_seconds)
 
     def seconds(self, facts: IdleFacts = LOADED) -> float | None:
         return self.schedule.seconds(facts)
@@ -107,4 +107,24 @@ def test_of_several_due_tasks_the_most_urgent_runs() -> None:
     bench.schedule.restart()
     facts = replace(LOADED, needs_warm_up=True)
     assert bench.after(IDLE_SECONDS, facts) is IdleTask.SLEEP
-    assert list(IdleTask) == [IdleTask.PREWARM, IdleTask.SLEEP, IdleTask.COPY, IdleTask.PREPARE]
+    order = [
+        IdleTask.PREWARM,
+        IdleTask.SLEEP,
+        IdleTask.COPY,
+        IdleTask.PREPARE,
+        IdleTask.CANARY,
+    ]
+    assert list(IdleTask) == order
+
+
+def test_a_check_waits_for_its_time_and_for_quiet() -> None:
+    bench = Bench(quiet_seconds=30.0)
+    assert bench.seconds(replace(LOADED, canary_seconds=100.0)) == 100.0
+    due = replace(LOADED, canary_seconds=0.0)
+    bench.clock.advance(100.0)
+    bench.schedule.restart()
+    assert bench.after(29.0, due) is IdleTask.COPY
+    bench.schedule.record_copy(has_more=False)
+    assert bench.after(0.0, due) is None
+    assert bench.after(1.0, due) is IdleTask.CANARY
+    assert bench.after(0.0, replace(due, is_asleep=True)) is None

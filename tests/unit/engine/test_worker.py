@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from pyctl.engine.idle import IDLE_SECONDS, PREPARE_SECONDS
-from pyctl.engine.request import Done, Failed, Request
+from pyctl.engine.request import Done, Failed, Piece, Request
 from pyctl.errors import ModelError, UnavailableError
 from pyctl.prompt import Prompt, as_tokens
 from tests.unit.engine.drive import request
@@ -176,3 +176,50 @@ def test_a_request_preempts_the_preparation(make: Any) -> None:
         == 300
     )
     assert not bench.backend.is_preemptible
+
+
+def test_an_idle_worker_checks_its_cache_by_the_clock(make: Any) -> None:
+    bench = make(exact=True)
+    bench.ask(PROMPT)
+    bench.advance(bench.engine.settings.canary_interval / 2)
+    assert not result(bench.admin.canary()).verified, "it is not due"
+    bench.advance(bench.engine.settings.canary_interval / 2)
+    until(lambda: sum(result(bench.admin.canary()).verified.values()) == 1)
+    again = bench.ask(PROMPT)
+    assert again.stats.n_evaluated == 0, "the check took nothing"
+
+
+def test_a_request_goes_before_a_check(make: Any) -> None:
+    bench = make(exact=True)
+    first = bench.ask(PROMPT)
+    evaluate = bench.backend.evaluate
+    is_here = threading.Event()
+    may_go_on = threading.Event()
+
+    def wait_in_the_check(*args: Any, **options: Any) -> None:
+        if bench.backend.is_preemptible:
+            is_here.set()
+            assert may_go_on.wait(60)
+        evaluate(*args, **options)
+
+    bench.backend.evaluate = wait_in_the_check
+    bench.advance(bench.engine.settings.canary_interval)
+    assert is_here.wait(60)
+    handle = bench.worker.submit(request(PROMPT))
+    may_go_on.set()
+    assert [token for event in handle if isinstance(event, Piece) for token in event.tokens] == (
+        first.tokens
+    )
+    view = result(bench.admin.canary())
+    assert view.interrupted == 1
+    assert not view.differing
+    assert not view.skipped
+
+
+def test_a_sleeping_worker_checks_nothing(make: Any) -> None:
+    bench = make(SLEEP_SECONDS, exact=True)
+    bench.ask(PROMPT)
+    bench.fall_asleep()
+    bench.advance(2 * bench.engine.settings.canary_interval)
+    assert not result(bench.admin.canary()).verified
+    assert bench.worker.is_sleeping
