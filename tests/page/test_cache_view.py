@@ -261,6 +261,29 @@ def test_the_time_without_a_cache_is_at_the_speed_of_the_last_prompt(tab: Tab) -
     ]
 
 
+def checking(tab: Tab, verified: dict[str, int], differing: dict[str, int]) -> None:
+    """Answer GET /cache with these results of checks; each answer has a new revision."""
+
+    def answer(route: Route) -> None:
+        response = route.fetch(url=tab.url + "cache")
+        body = response.json()
+        body["revision"] += next(REVISIONS)
+        body["canary"] |= {"verified": verified, "differing": differing}
+        route.fulfill(response=response, json=body)
+
+    tab.page.route(re.compile(r"/cache(\?|$)"), answer)
+
+
+def test_checks_of_snapshots_are_shown(tab: Tab) -> None:
+    line = tab.page.locator("#cache .checks")
+    assert not line.count(), "no check has run"
+    checking(tab, {"ram": 2, "disk": 10}, {})
+    tab.until(lambda: line.count() == 1 and line.inner_text() == "12 snapshots verified to the bit")
+    checking(tab, {"ram": 1}, {"disk": 1})
+    wrong = "1 snapshot verified to the bit, 1 differed and left the cache"
+    tab.until(lambda: line.count() == 1 and line.inner_text() == wrong)
+
+
 def test_a_prefix_that_adds_a_line_end_is_shown_by_the_words_before_it(tab: Tab) -> None:
     def blank(route: Route) -> None:
         answer = route.fetch()

@@ -311,6 +311,17 @@ function gauge(kind, name, bytes, budget) {
     track, el("span", { class: "dim" }, size(bytes) + (budget > 0 ? " of " + size(budget) : "")));
 }
 
+// Snapshots that the server evaluated again while it was idle: null before the first one.
+function checks({ canary }) {
+  const sum = (counts) => Object.values(counts).reduce((all, n) => all + n, 0);
+  const verified = sum(canary?.verified ?? {}), differing = sum(canary?.differing ?? {});
+  if (!verified && !differing) return null;
+  const wrong = differing ? `, ${count(differing)} differed and left the cache` : "";
+  return el("p", { class: differing ? "checks bad" : "checks dim",
+    title: "While idle, the server evaluates the end of a snapshot again and compares all bits" },
+  `${count(verified)} ${verified === 1 ? "snapshot" : "snapshots"} verified to the bit${wrong}`);
+}
+
 const requests = (n) => (n === 1 ? "1 request" : count(n) + " requests");
 const seconds = (n) => (n > 0 ? time(1000 * n) : "0 s");
 
@@ -345,7 +356,8 @@ function draw() {
   put(view.totals, headline(latest),
     bytes.device ? gauge("device", "Device", bytes.device, -1) : null,
     gauge("ram", "RAM", bytes.resident, bytes.budget),
-    disk ? gauge("disk", "Disk", disk.n_bytes, disk.budget) : null);
+    disk ? gauge("disk", "Disk", disk.n_bytes, disk.budget) : null,
+    checks(latest));
   const roots = treeOf(latest);
   view.drawn.hidden = view.tree.hidden = !roots.length;
   if (!roots.length && !failed) view.note.textContent = "The cache is empty.";

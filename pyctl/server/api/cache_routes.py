@@ -45,6 +45,8 @@ async def show(service: HttpService, request: Request) -> Response:
     ``saved`` is the time that the cache saved the clients of all models: ``today``, since local
     midnight, and ``total``, kept across restarts if there is a cache directory.
 
+    ``canary`` counts the snapshots that were evaluated again, and compared to the bit.
+
     ``replies`` are the last ones, with tokens and milliseconds; ``shared`` of a prefix are the
     tokens whose rows are shared with the one before it in the list.
 
@@ -64,6 +66,7 @@ async def show(service: HttpService, request: Request) -> Response:
     )
     body["saved"] = service.shared.saved.view()
     body["replies"] = replies
+    body["canary"] = msgspec.to_builtins(await asyncio.wrap_future(service.admin.canary()))
     return JsonResponse(
         {**body, "memory": {"resident": resident_bytes(), **service.counted_bytes(memory)}}
     )

@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from pyctl.cache.cache_stats import CacheView
 from pyctl.cache.ports import DiskView
+from pyctl.engine.canary.canary_counts import CanaryView
 from pyctl.engine.engine_stats import FIRST_TOKEN_SECONDS, EngineStats, Histogram
 from pyctl.errors import NotSupportedError
 from pyctl.processes.process_memory import resident_bytes
@@ -21,7 +22,7 @@ from pyctl.receipts.receipt_store import ReceiptCounts
 from pyctl.server.app_state import AppState, HttpService
 from pyctl.server.models import Models
 
-__all__ = ["engine_metrics", "prometheus_text", "show", "show_all"]
+__all__ = ["canary_metrics", "engine_metrics", "prometheus_text", "show", "show_all"]
 
 _STARTED = int(time.time())
 
@@ -75,7 +76,8 @@ def _check(shared: AppState) -> None:
 async def _collect_metrics(service: HttpService, request: Request) -> list[Metric]:
     stats = await asyncio.wrap_future(service.admin.stats())
     memory = {"resident": resident_bytes(), **service.counted_bytes(stats.memory)}
-    metrics = engine_metrics(stats, memory)
+    canary = await asyncio.wrap_future(service.admin.canary())
+    metrics = [*engine_metrics(stats, memory), *canary_metrics(canary)]
     if service.receipts is not None:
         storage = service.shared.pool.storage
         counts = await storage.run(request, service.receipts.store.counts)
@@ -330,6 +332,26 @@ def _disk(disk: DiskView | None) -> Iterator[Metric]:
         disk.failed,
     )
     yield _counter("pyctl_cache_disk_damaged_total", "Files found damaged", disk.damaged)
+
+
+def canary_metrics(view: CanaryView) -> Iterator[Metric]:
+    """Yield the results of checks: snapshots by place, or by the reason for no check."""
+    for name, text, values in (
+        (
+            "verified",
+            "Snapshots equal to the bit to their evaluation again",
+            _by("place", {"device": 0, "ram": 0, "disk": 0, **view.verified}),
+        ),
+        (
+            "differing",
+            "Snapshots that differ from it, and are quarantined",
+            _by("place", {"device": 0, "ram": 0, "disk": 0, **view.differing}),
+        ),
+        ("skipped", "Snapshots that could not be checked", _by("reason", view.skipped)),
+        ("interrupted", "Checks that a request ended", view.interrupted),
+        ("seconds", "Seconds of these checks", view.seconds),
+    ):
+        yield _counter(f"pyctl_canary_{name}_total", text, values)
 
 
 def _memory(memory: Mapping[str, int]) -> Iterator[Metric]:

@@ -317,6 +317,24 @@ def test_a_view_keeps_nothing_alive_and_follows_changes(bench: Bench) -> None:
     assert [reference() for reference in snapshots] == [None] * len(snapshots)
 
 
+def test_checks_of_snapshots_are_counted(bench: Bench) -> None:
+    body = bench.client.get("/cache").json()
+    assert body["canary"] == {
+        "interval": 3600,
+        "verified": {},
+        "differing": {},
+        "skipped": {},
+        "interrupted": 0,
+        "seconds": 0.0,
+        "reports": [],
+    }
+    bench.engine.canary.counts.verified["ram"] += 1
+    bench.engine.canary.counts.reports.append({"snapshot": "3-aa", "place": "ram"})
+    after = bench.client.get(f"/cache?since={body['revision']}").json()
+    assert after["canary"]["verified"] == {"ram": 1}, "the page shows it at its next look"
+    assert after["canary"]["reports"] == [{"snapshot": "3-aa", "place": "ram"}]
+
+
 def test_replies_of_the_last_hour_tell_what_they_took(bench: Bench) -> None:
     replies = bench.client.get("/cache").json()["replies"]
     assert [reply["predicted_n"] for reply in replies] == [2, 2]

@@ -10,10 +10,11 @@ from pyctl.cache.cache_stats import CacheStats, CacheView, SnapshotView
 from pyctl.cache.device_tier import DeviceCounts
 from pyctl.cache.ports import DiskView, Written
 from pyctl.cache.snapshot import BlockBytes
+from pyctl.engine.canary.canary_counts import CanaryView
 from pyctl.engine.engine_stats import EngineCounters, EngineMemory, EngineStats
 from pyctl.engine.request import DraftCounts, Timings
 from pyctl.requests.reply_settings import ReplySettings
-from pyctl.server.api.metrics import engine_metrics, prometheus_text
+from pyctl.server.api.metrics import canary_metrics, engine_metrics, prometheus_text
 from pyctl.server.server_settings import ServerSettings
 from tests.unit.server.fake import Bench
 
@@ -79,6 +80,21 @@ def test_numbers_for_prometheus() -> None:
     assert families["llamacpp:prompt_tokens"].type == "counter"
     assert families["llamacpp:requests_processing"].type == "gauge"
     assert all(family.samples and family.documentation for family in families.values())
+
+
+def test_checks_of_snapshots_are_counted_by_place_and_reason() -> None:
+    canary = CanaryView(3600, {"ram": 5}, {"disk": 1}, {"no_room": 2}, 3, 1.5)
+    assert values_of(prometheus_text(canary_metrics(canary))) == {
+        'pyctl_canary_verified_total{place="device"}': 0,
+        'pyctl_canary_verified_total{place="ram"}': 5,
+        'pyctl_canary_verified_total{place="disk"}': 0,
+        'pyctl_canary_differing_total{place="device"}': 0,
+        'pyctl_canary_differing_total{place="ram"}': 0,
+        'pyctl_canary_differing_total{place="disk"}': 1,
+        'pyctl_canary_skipped_total{reason="no_room"}': 2,
+        "pyctl_canary_interrupted_total": 3,
+        "pyctl_canary_seconds_total": 1.5,
+    }
 
 
 def test_rates_are_those_since_the_last_scrape() -> None:
