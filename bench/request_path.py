@@ -58,7 +58,7 @@ class Trace:
         """
 
         self.thread_stays: list[str] = []
-        """The same for the thread that reads the request."""
+        """Modules that the thread which reads the request enters and returns to, in order."""
 
         self.n_request_calls = 0
         """Calls on the threads that read requests and prepare next prompts, also while off."""

@@ -359,7 +359,7 @@ class DeviceTier:
                 log.warning("copy of rows to RAM failed: %s", error)
                 is_in_ram = False
             if not is_in_ram:
-                if segment in needed_by(self._cache.retained):
+                if segment in needed_by(self._cache.index.retained):
                     return  # the request would fail, and others that lose less may make room
                 self._drop_held(segment)
         self._release(segment)

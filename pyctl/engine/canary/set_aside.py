@@ -85,7 +85,7 @@ class SetAside:
         """Return the free bytes of RAM, and the bytes of prompt ends and of copies of rows on the
         device: they pay first, and cost no conversation.
         """
-        copies = sum(int(segment.rows.nbytes) for segment in self._cache.pool.copies())
+        copies = sum(int(segment.rows.nbytes) for segment in self._cache.index.pool.copies())
         return self._cache.budget.room() + self._cache.prompt_ends.n_bytes + copies
 
     def _n_bytes(self, seq: LiveSequence) -> int:

@@ -287,8 +287,8 @@ def test_ram_without_room_for_the_sequences_is_left_alone() -> None:
     bench = CanaryBench("hybrid")
     bench.talk()
     bench.cache.prompt_ends.clear()
-    for segment in bench.cache.pool.copies():
-        bench.cache.pool.drop_ram_copy(segment)
+    for segment in bench.cache.index.pool.copies():
+        bench.cache.index.pool.drop_ram_copy(segment)
     bench.cache.budget.limit = bench.cache.n_bytes
     names = [snapshot.prefix for snapshot in bench.snapshots]
     view = bench.check()
@@ -322,7 +322,7 @@ def test_a_snapshot_that_was_dropped_in_between_is_gone() -> None:
     view = bench.canary.view()
     assert not view.differing
     assert sum(view.verified.values()) <= 1, "what was loaded before counts"
-    assert bench.cache.retained == []
+    assert bench.cache.index.retained == []
 
 
 def test_an_error_ends_the_check_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
@@ -398,7 +398,7 @@ def test_other_work_ends_a_check(way: str) -> None:
     }
     work[way]()
     assert not bench.canary.is_running
-    assert bench.cache.retained == []
+    assert bench.cache.index.retained == []
     assert set(n) <= {snapshot.prefix for snapshot in bench.snapshots}
 
 

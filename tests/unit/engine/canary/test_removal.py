@@ -70,7 +70,7 @@ def test_all_that_shares_rows_leaves_ram(
     assert strangers
     assert bench.snapshots == strangers
     assert not any(condemned.includes(end) for end in bench.cache.prompt_ends)
-    assert not bench.cache.pinned
+    assert not bench.cache.index.pinned
     assert counts.reports[0]["snapshots_dropped"] > 0
     assert "is quarantined" in caplog.text
     check_invariants(bench.cache)

@@ -33,7 +33,7 @@ def test_a_sequence_comes_back_with_its_bits(kind: Kind) -> None:
     assert bench.engine.sequences == [seq]
     assert bench.backend.digest(0) == digest
     assert seq.batch_ends == ends
-    assert bench.cache.retained == []
+    assert bench.cache.index.retained == []
     check_invariants(bench.cache)
 
 
@@ -54,7 +54,7 @@ def test_a_failure_leaves_all_where_they_are() -> None:
     assert not aside_of(bench).move_all()
     bench.backend.save_state = save
     assert bench.backend.digest(0) == digest
-    assert bench.cache.retained == []
+    assert bench.cache.index.retained == []
 
 
 def test_a_sequence_within_an_image_stays() -> None:
@@ -74,7 +74,7 @@ def test_a_sequence_with_condemned_rows_stays_empty() -> None:
     aside.bring_back(Condemned(segments=(bench.snapshots[0].segment,)))
     assert bench.engine.sequences == [seq]
     assert seq.n == 0
-    assert bench.cache.retained == []
+    assert bench.cache.index.retained == []
     check_invariants(bench.cache)
 
 
@@ -88,7 +88,7 @@ def test_a_sequence_that_cannot_come_back_costs_time_alone() -> None:
     aside.bring_back()
     bench.backend.restore = restore
     assert bench.engine.sequences[0].n == 0
-    assert bench.cache.retained == []
+    assert bench.cache.index.retained == []
     check_invariants(bench.cache)
     assert bench.ask(NEXT).error is None
 

@@ -40,7 +40,7 @@ def test_a_snapshot_counts_for_each_place_that_has_its_rows() -> None:
     places = {target.place for target in found if target.prefix == first.prefix}
     assert places == {"device", "ram"}
     for segment in first.chain:
-        bench.cache.pool.drop_ram_copy(segment)
+        bench.cache.index.pool.drop_ram_copy(segment)
     found = find_targets(bench.cache, None, has_rows=True)
     assert [target.place for target in found if target.prefix == first.prefix] == ["device"]
 
