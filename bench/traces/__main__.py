@@ -44,7 +44,7 @@ N_CELLS = 131_072
 CARD = next(device for device in DEVICES if device.name.endswith("RTX 3090"))
 
 MACHINES = {"32": 13_465, "64": 29_337}
-"""GB of RAM of a machine, and the MiB that pyctl chooses for its cache beside a 27B
+"""GB of RAM of a machine, and the MiB that pyctl chooses for its cache with a 27B
 (docs/decisions/006-defaults.md).
 """
 

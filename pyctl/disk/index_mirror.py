@@ -104,6 +104,7 @@ class IndexMirror:
     """
 
     def __init__(self, path: Path, clock: Callable[[], float]) -> None:
+        """Start without contents; ``clock`` gives seconds since the epoch."""
         self.contents = Contents()
         self.graph: FileGraph | None = None
         self._path = path

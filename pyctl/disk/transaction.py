@@ -37,6 +37,7 @@ class Transaction:
         path: Path,
         clock: Callable[[], float],
     ) -> None:
+        """Start without changes; ``clock`` gives seconds since the epoch."""
         self.connection = connection
         self.changes: list[FileChange] = []
         self._mirror = mirror
