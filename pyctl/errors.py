@@ -19,7 +19,7 @@
   + EngineError            llama.cpp failed during a request (HTTP 500)
     - PreemptedError       an evaluation stopped for a waiting request; the engine repeats it later
     - StateError           bytes that do not fit the model's memory; a cache miss, no failed request
-      . DamagedError       a stored file with other bytes than were written
+      * DamagedError       a stored file with other bytes than were written
     - NotWrittenError      a snapshot that a store did not write; other writes are unaffected
     - OutOfCellsError      the context has no free cells; the data to load may still be valid
   + ReceiptError           a receipt that cannot be read or verified

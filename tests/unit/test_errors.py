@@ -77,6 +77,12 @@ def test_the_name_of_a_coding_is_shown_in_part() -> None:
 def test_an_error_of_a_request_is_no_failure_of_the_engine() -> None:
     """The status follows from the branch: a class in two branches would have two of them."""
     for name in errors.__all__:
-        branches = {errors.ConfigError, RequestError, UnavailableError, errors.EngineError}
+        branches = {
+            errors.ConfigError,
+            RequestError,
+            UnavailableError,
+            errors.EngineError,
+            errors.ReceiptError,  # of a command, which sends no status
+        }
         n_branches = sum(issubclass(getattr(errors, name), branch) for branch in branches)
         assert n_branches == (name != "PyctlError"), name

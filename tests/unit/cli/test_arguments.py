@@ -90,7 +90,7 @@ def test_every_field_has_a_flag() -> None:
             ("ReplySettings", name) for name in ("disk_policy", "n_batch", "embeddings")
         ),  # as their owners have them
         *(("ReplySettings", name) for name in ("sampling", "chosen")),
-        *(("EngineSettings", name) for name in ("device", "prewarm")),  # limits
+        *(("EngineSettings", name) for name in ("canary", "device", "prewarm")),  # limits
         *(("ServerSettings", name) for name in ("cors", "slots_debug", "is_verbose")),
     }
     fields = [(owner.__name__, item) for owner in OWNERS for item in dataclasses.fields(owner)]

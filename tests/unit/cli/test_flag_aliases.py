@@ -106,6 +106,7 @@ def test_every_other_flag_of_pyctl_is_its_own() -> None:
             "--kv-cache",
         ),
         "--no-kv-cache",
+        *("--canary-interval", "--receipts", "--no-receipts"),
         *(
             "--kv-cache-min-tokens",
             "--kv-cache-cold-max",
