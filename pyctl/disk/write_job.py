@@ -181,7 +181,8 @@ class WriteJob:
         original = self.original()
         if original is None or original.segment.dropped or not original.facts.for_disk:
             raise NotWrittenError("others needed the cells of its rows, or it was dropped")
-        (block,) = rows_of([original.segment_at(min(segment.end, original.n))])
+        # Its end may lie within its child: a segment counts only up to the start of that.
+        (block,) = rows_of([original.segment_at(segment.start + 1)])
         return block
 
     def restart(self) -> None:

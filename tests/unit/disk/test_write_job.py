@@ -10,9 +10,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pyctl.cache.snapshot import NOTHING, Block, Segment, Snapshot
+from pyctl.cache.snapshot import NOTHING, Block, PromptMatch, Segment, Snapshot, State
 from pyctl.disk.write_job import CHANGES, JobState, WriteJob, detached_copy
 from pyctl.errors import NotWrittenError
+from pyctl.prompt import as_tokens
 from tests.unit.cache.fake_rows import FakeHeldRows
 from tests.unit.disk.making import conversation
 
@@ -113,6 +114,17 @@ def test_rows_of_a_snapshot_that_is_gone_are_not_asked_for() -> None:
     assert not made.facts.for_disk
     with pytest.raises(NotWrittenError, match="it was dropped"):
         job.rows_from_cache(job.snapshot.segment, from_device)
+
+
+def test_a_segment_that_reaches_past_its_child_gets_its_own_rows() -> None:
+    """Found by `python -m bench.simulate`: the file of the parent got the rows of the child."""
+    parent = Segment(0, as_tokens(np.arange(40)), NOTHING, None)
+    child = Segment(20, as_tokens(np.arange(20, 60)), NOTHING, parent)
+    prefix = PromptMatch(as_tokens(np.arange(60))).prefix(60)
+    made = held(Snapshot(prefix, child, State()))
+    job = job_of(made)
+    rows = {each.start: job.rows_from_cache(each, from_device) for each in job.snapshot.chain}
+    assert {start: int(block[0]) for start, block in rows.items()} == {20: 20, 0: 0}
 
 
 def test_a_copy_keeps_bytes_that_the_cache_gives_up() -> None:
