@@ -302,6 +302,8 @@ class SizedBackend:
     def _within(self, held: HeldRows, first: int, last: int) -> Cells:
         if not isinstance(held, _HeldRows) or held not in self._held:
             raise StateError("these rows are held no longer")
+        if not held.first <= first <= last <= held.first + held.n_cells:
+            raise StateError(f"rows [{first}, {last}) are not held")
         return held.cells[first - held.first : last - held.first]
 
     def restore(

@@ -90,8 +90,8 @@ def _directory() -> Iterator[Path]:
 
 
 def _simulate(options: argparse.Namespace) -> None:
-    # The product is imported here, after a fault is planted.
-    from bench.simulate.audit import WrongError
+    """Run the simulation and print its table; SystemExit with 1 if anything is wrong."""
+    from bench.simulate.audit import WrongError  # not before a fault could be planted
     from bench.simulate.household import Household
     from bench.simulate.report import show_run
     from bench.traces.recording import read_sessions

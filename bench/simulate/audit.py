@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from pathlib import Path
 
+from bench.simulate.clock import SimulatedClock
 from bench.simulate.drive import Drive
 from bench.simulate.faults import EventLog
-from bench.simulate.server import Server
+from bench.simulate.server import InlineReaders, Server
 from pyctl.cache.check import find_inconsistencies
 from pyctl.disk.chain import open_chain
 from pyctl.disk.directory import CacheDirectory
-from pyctl.disk.file_format import CorruptFileError, StateName
+from pyctl.disk.file_format import CorruptFileError, StateName, parse
+from pyctl.disk.readers import Job
 from pyctl.disk.segment_files import check_jobs, read_header
 from pyctl.disk.verify import VerifiedFiles, verify
 
@@ -33,8 +36,11 @@ class Audit:
         damaged: The files that were damaged on purpose, each as ``<fingerprint>/<name>``.
     """
 
-    def __init__(self, drive: Drive, log: EventLog, rng: random.Random) -> None:
+    def __init__(
+        self, drive: Drive, log: EventLog, rng: random.Random, clock: SimulatedClock
+    ) -> None:
         """Prepare the checks; ``rng`` chooses the snapshots that are read back."""
+        self._clock = clock
         self.damaged: set[str] = set()
         self._drive = drive
         self._root = drive.root
@@ -103,20 +109,33 @@ class Audit:
             raise WrongError(f"the cache in RAM contradicts itself: {faults[0]}")
 
     def _damage(self, name: str) -> str:
-        """Return what is wrong with the file ``name``."""
+        """Return what is wrong with the file ``name``, itself or on the chains of states."""
         path = self._root / name
         try:
             for job in check_jobs(path, read_header(path)):
                 job()
+            for state in map(parse, sorted(each.name for each in path.parent.glob("*.state"))):
+                if isinstance(state, StateName):
+                    self._check_chain(path.parent, state, path.name)
         except (OSError, CorruptFileError) as error:
             return str(error)
-        return "its chain"
+        return "nothing"
+
+    def _check_chain(self, folder: Path, state: StateName, file: str) -> None:
+        """Raise CorruptFileError if the chain of ``state`` shows that ``file`` is damaged."""
+        try:
+            open_chain(folder, state, None, _run)
+        except CorruptFileError as error:
+            if error.file == file:
+                raise
+        except FileNotFoundError:
+            return
 
     def _problem(self, fingerprint: str, state: StateName) -> str:
         """Return why a state on disk is not whole, "" if it is, or if it was damaged on purpose."""
         folder = self._root / fingerprint
         try:
-            top, chain, _ = open_chain(folder, state, None, lambda jobs: [job() for job in jobs])
+            top, chain, _ = open_chain(folder, state, None, _run)
             for stored in (top, *chain):
                 for job in check_jobs(stored.path, stored.header):
                     job()
@@ -129,10 +148,16 @@ class Audit:
 
     def _verified(self, *, is_deep: bool) -> VerifiedFiles:
         """Compare index and files; ``is_deep`` reads every byte."""
-        directory = CacheDirectory(self._root)
+        directory = CacheDirectory(self._root, readers=InlineReaders(self._clock))
         try:
             if is_deep:
                 return directory.verify()
             return verify(self._root, directory.reading, None, None)
         finally:
             directory.close()
+
+
+def _run(jobs: Iterable[Job]) -> None:
+    """Run ``jobs`` on this thread."""
+    for job in jobs:
+        job()

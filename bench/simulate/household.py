@@ -132,7 +132,7 @@ class Household:
         root = directory / "cache"
         root.mkdir()
         self.drive = Drive(root, self._faults, random.Random(f"{seed} drive"))
-        self.audit = Audit(self.drive, self.log, random.Random(f"{seed} audit"))
+        self.audit = Audit(self.drive, self.log, random.Random(f"{seed} audit"), self.clock)
         self.servers: list[Server] = []
         self.takes_power = False
         self._clients = clients(sessions, random.Random(f"{seed} clients"))
@@ -182,6 +182,7 @@ class Household:
             logger.propagate = propagates
 
     def _run(self, hours: float) -> Iterator[float]:
+        """Serve the clients until the hours are over, then stop the servers; yields as `run`."""
         began = self.clock.now
         self.start_server()
         for _ in range(N_AT_ONCE):

@@ -145,8 +145,13 @@ PLANTED: Mapping[str, Sequence[Edit]] = {
         Edit(
             "pyctl.cache.candidates",
             "if self._exact and not (snapshot.exact and self.has_same_batches(snapshot)):",
-            "if not self._exact and not snapshot.exact:",
-        )
+            "if self._exact and n < 0:",
+        ),
+        Edit(
+            "pyctl.cache.saver",
+            "if self._exact and seq.n_exact != seq.n:",
+            "if self._exact and seq.n < 0:",
+        ),
     ],
 }
 """The edits of each planted fault, by its name."""

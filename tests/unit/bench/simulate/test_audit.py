@@ -21,7 +21,7 @@ def written(machine: Machine) -> tuple[Server, Audit]:
     """Return a server that has written snapshots of a prompt, and the audit of its directory."""
     server = machine.server()
     ask(server, PROMPT)
-    return server, Audit(machine.drive, machine.log, random.Random(1))
+    return server, Audit(machine.drive, machine.log, random.Random(1), machine.clock)
 
 
 def record_many(audit: Audit, server: Server) -> None:
