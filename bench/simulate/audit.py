@@ -132,7 +132,9 @@ class Audit:
             return
 
     def _problem(self, fingerprint: str, state: StateName) -> str:
-        """Return why a state on disk is not whole, "" if it is, or if it was damaged on purpose."""
+        """Return why a state on disk is not whole; "" if it is, or if one of its files was damaged
+        on purpose. A removed file is no excuse: a write looks for each that it builds on.
+        """
         folder = self._root / fingerprint
         try:
             top, chain, _ = open_chain(folder, state, None, _run)
@@ -140,8 +142,7 @@ class Audit:
                 for job in check_jobs(stored.path, stored.header):
                     job()
         except FileNotFoundError as error:
-            name = Path(error.filename).name
-            return "" if f"{fingerprint}/{name}" in self.damaged else f"{name} is missing"
+            return f"{Path(error.filename).name} is missing"
         except CorruptFileError as error:
             return "" if f"{fingerprint}/{error.file}" in self.damaged else str(error)
         return ""
