@@ -320,7 +320,6 @@ class Household:
     def start_server(self) -> None:
         """Start a server on a directory whose files are checked before, and its index after."""
         self.audit.check_bytes()
-        before = self.audit.whole_states() if self.takes_power else set()
         self._faults.is_active = is_faulty = self._rng.random() < FAULTY_START_RATE
         self._n_servers += 1
         name = f"server {self._n_servers}"
@@ -338,7 +337,7 @@ class Household:
             while server.readers.run_next():
                 continue
         except KilledError:
-            self._bury_unborn(before)
+            self._bury_unborn()
             return self.start_server()
         self.drive.process = None
         self._faults.is_active = False
@@ -366,7 +365,7 @@ class Household:
         if not self.servers and self._restarts:
             self.restart()
 
-    def _bury_unborn(self, before: set[Stored]) -> None:
+    def _bury_unborn(self) -> None:
         """Remove a server that was killed at its start, and all others if the power failed."""
         self.log.add("killed", "at its start")
         assert self.drive.process is not None
@@ -377,7 +376,8 @@ class Household:
             for other in self.servers:
                 other.kill()
             self.servers.clear()
-            self._lose_power(before)
+            # Its recovery may have evicted some, before it was killed.
+            self._lose_power(self.audit.whole_states())
 
     def _lose_power(self, before: set[Stored]) -> None:
         """Take what was not synced; the states that were whole ``before`` have to survive."""
