@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from bench.simulate.clock import SimulatedClock
@@ -46,33 +46,40 @@ class Audit:
         self._root = drive.root
         self._log = log
         self._rng = rng
-        self._stored: set[Stored] = set()
+        self._promised: dict[Stored, dict[Path, int]] = {}
 
     def record_stored(self, server: Server, state: StateName) -> None:
-        """Note a snapshot that was just written; raise WrongError if it is not whole on disk, which
-        is checked now and then.
+        """Note a snapshot that was just written. Some are read back: raise WrongError if one is not
+        whole on disk.
         """
         fingerprint = server.setup.fingerprint
-        self._stored.add((fingerprint, state))
         self._log.add("written", f"{fingerprint} {state.n}")
         if self._rng.random() >= READ_BACK_RATE:
             return
         process = self._drive.process
         self._drive.process = None
-        problem = self._problem(fingerprint, state)
+        problem = ""
+        try:
+            self._promised[fingerprint, state] = self._read_back(fingerprint, state)
+        except FileNotFoundError as error:  # also if removed on purpose: a write looks for it
+            problem = f"{Path(error.filename).name} is missing"
+        except CorruptFileError as error:
+            if f"{fingerprint}/{error.file}" not in self.damaged:
+                problem = str(error)
         self._drive.process = process
         if problem:
             raise WrongError(f"{fingerprint}/{state} was reported as written: {problem}")
 
     def whole_states(self) -> set[Stored]:
-        """Return the states that were reported as written and are still there, undamaged."""
-        whole = set()
-        for fingerprint, state in self._stored:
-            path = self._root / fingerprint / str(state)
-            if path.exists() and not self._problem(fingerprint, state):
-                whole.add((fingerprint, state))
-        self._stored = whole
-        return set(whole)
+        """Return the states that were read back and whose files are still the same, and whole.
+
+        A file that was removed since and written again is another one, whose name may not be
+        durable yet.
+        """
+        for stored, inodes in list(self._promised.items()):
+            if not self._is_whole(stored, inodes):
+                del self._promised[stored]
+        return set(self._promised)
 
     def check_survivors(self, before: set[Stored]) -> None:
         """Raise WrongError if a power failure took one of the states that were whole ``before``."""
@@ -131,21 +138,22 @@ class Audit:
         except FileNotFoundError:
             return
 
-    def _problem(self, fingerprint: str, state: StateName) -> str:
-        """Return why a state on disk is not whole; "" if it is, or if one of its files was damaged
-        on purpose. A removed file is no excuse: a write looks for each that it builds on.
-        """
-        folder = self._root / fingerprint
+    def _is_whole(self, stored: Stored, inodes: Mapping[Path, int]) -> bool:
         try:
-            top, chain, _ = open_chain(folder, state, None, _run)
-            for stored in (top, *chain):
-                for job in check_jobs(stored.path, stored.header):
-                    job()
-        except FileNotFoundError as error:
-            return f"{Path(error.filename).name} is missing"
-        except CorruptFileError as error:
-            return "" if f"{fingerprint}/{error.file}" in self.damaged else str(error)
-        return ""
+            return self._read_back(*stored) == inodes
+        except (FileNotFoundError, CorruptFileError):
+            return False
+
+    def _read_back(self, fingerprint: str, state: StateName) -> dict[Path, int]:
+        """Read all files of a state, and return their inodes. Raises FileNotFoundError or
+        CorruptFileError.
+        """
+        top, chain, _ = open_chain(self._root / fingerprint, state, None, _run)
+        inodes = {}
+        for stored in (top, *chain):
+            _run(check_jobs(stored.path, stored.header))
+            inodes[stored.path] = stored.path.stat().st_ino
+        return inodes
 
     def _verified(self, *, is_deep: bool) -> VerifiedFiles:
         """Compare index and files; ``is_deep`` reads every byte."""

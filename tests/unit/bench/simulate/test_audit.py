@@ -24,10 +24,10 @@ def written(machine: Machine) -> tuple[Server, Audit]:
     return server, Audit(machine.drive, machine.log, random.Random(1), machine.clock)
 
 
-def record_many(audit: Audit, server: Server) -> None:
-    """Report a state that is not there; some reports are read back."""
+def record_many(audit: Audit, server: Server, state: StateName) -> None:
+    """Report ``state`` so often that it is read back."""
     for _ in range(50):
-        audit.record_stored(server, StateName(5, bytes(16)))
+        audit.record_stored(server, state)
 
 
 def test_a_file_without_its_bytes_is_found_unless_it_was_damaged(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_a_state_that_a_power_failure_takes_is_found(tmp_path: Path) -> None:
     with machine.running():
         server, audit = written(machine)
         for state in machine.stored:
-            audit.record_stored(server, state)
+            record_many(audit, server, state)
         server.close()
         before = audit.whole_states()
         assert before == {(SETUP.fingerprint, state) for state in machine.stored}
@@ -60,12 +60,25 @@ def test_a_state_that_a_power_failure_takes_is_found(tmp_path: Path) -> None:
             audit.check_survivors(before)
 
 
+def test_a_state_whose_files_were_written_again_need_not_survive(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    with machine.running():
+        server, audit = written(machine)
+        record_many(audit, server, machine.stored[0])
+        server.close()
+        (path,) = machine.root.rglob(str(machine.stored[0]))
+        data = path.read_bytes()
+        path.rename(path.with_name("elsewhere"))
+        path.write_bytes(data)
+        assert audit.whole_states() == set()
+
+
 def test_a_snapshot_that_is_reported_and_not_there_is_found(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     with machine.running():
         server, audit = written(machine)
         with pytest.raises(WrongError, match="is missing"):
-            record_many(audit, server)
+            record_many(audit, server, StateName(5, bytes(16)))
         server.close()
 
 
