@@ -71,6 +71,9 @@ def test_an_eviction_that_the_drive_refuses_midway_evicts_nothing(open_store: Op
 def test_hits_and_pins_are_in_the_index_and_the_graph(
     open_store: Opener, clock: ManualClock
 ) -> None:
+    """A transaction changes the index and the graph in memory alike: evictions are chosen by the
+    graph, and the next process reads the index.
+    """
     store = open_store()
     made = conversation(1)[0]
     store.write(made)

@@ -350,6 +350,10 @@ def test_what_is_removed_meanwhile_is_not_published(engine_of: MakeEngine, tmp_p
 def test_little_is_read_of_what_the_live_sequence_has(
     engine_of: MakeEngine, tmp_path: Path
 ) -> None:
+    """A restore from disk reads the segments after the common prefix with the live sequence, and of
+    the others only the ones whose reads start at once. RAM never holds more than may wait and one
+    segment.
+    """
     engine = engine_of(tmp_path)
     expected = ask(engine, LONG).tokens
     assert engine.prefix_cache.close()
