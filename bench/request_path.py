@@ -6,8 +6,8 @@ python -m bench.request_path [--list]
 Runs `pyctl serve` on the built-in model in this process and follows one streamed chat completion,
 from the socket to the last byte, on every thread. A hop is a function of another module being
 called, counted once however often that happens. A stay is a module that is entered or returned to
-before the engine has the request, counted on each thread alone: the order in which two threads take
-turns is chance.
+before the engine has the request. Each thread has its own count: the order in which two threads
+take turns is chance.
 """
 
 from __future__ import annotations

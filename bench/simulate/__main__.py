@@ -10,7 +10,7 @@ One thread runs clients, servers and the machine; a seed decides everything, so 
 the same step. Prompts have the recorded lengths, shared prefixes and pauses, a 128th of the size;
 the model's next token depends on each stored row and on the state (bench/simulate/model.py). Reads
 and writes fail, are short, hang or find the disk full; servers are killed at any write, and a power
-failure takes what was not synced; memory lacks, evaluations fail, requests are cancelled, files are
+failure takes unsynced bytes; memory lacks, evaluations fail, requests are cancelled, files are
 damaged, the clock jumps, and a second server joins the directory.
 
 Each reply has to equal the model's reply without a cache. What was written is whole and survives a

@@ -1,4 +1,4 @@
-"""Checks of a cache directory from outside: what was written is whole, and stays."""
+"""Checks of a cache directory from outside: written files are whole, and stay."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class Audit:
             raise WrongError(f"the cache in RAM contradicts itself: {faults[0]}")
 
     def _damage(self, name: str) -> str:
-        """Return what is wrong with the file ``name``, itself or on the chains of states."""
+        """Return the fault of the file ``name``, itself or on the chains of states."""
         path = self._root / name
         try:
             for job in check_jobs(path, read_header(path)):

@@ -259,7 +259,7 @@ class Household:
         self.run_server(server, lambda server: server.engine.submit(handle))
 
     def _go_on(self, client: Client) -> None:
-        """Let ``client`` wait for its next request, or another session begin."""
+        """Let ``client`` wait for its next request, or another session start."""
         if client.is_over:
             client = next(self._clients)
         self._arrive(client, client.think)
@@ -353,7 +353,7 @@ class Household:
         process.is_dead = True
 
     def _bury(self, server: Server) -> None:
-        """Remove a killed server, and after a power failure all others with what was not synced."""
+        """Remove a killed server; after a power failure also the others, and unsynced bytes."""
         gone = list(self.servers) if self.takes_power else [server]
         before = self.audit.whole_states() if self.takes_power else set()
         for each in gone:
@@ -380,7 +380,7 @@ class Household:
             self._lose_power(self.audit.whole_states())
 
     def _lose_power(self, before: set[Stored]) -> None:
-        """Take what was not synced; the states that were whole ``before`` have to survive."""
+        """Take unsynced bytes; the states that were whole ``before`` have to survive."""
         self.takes_power = False
         self.log.add("power failure")
         self.drive.lose_power()

@@ -117,6 +117,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Return the options of the command line: sessions, machines and interruptions."""
     parser = parser_of(__doc__)
     parser.add_argument("--first", type=int, default=1, help="the place of the first session")
     parser.add_argument("--sessions", type=int, default=0, help="so many from there, 0 = all")

@@ -148,7 +148,7 @@ class Household:
             )
 
     def _serve(self, arrived: float, client: _Client, request: RecordedRequest) -> Served:
-        """Answer ``request``, after what comes in between."""
+        """Answer ``request``, after the interruptions that are due."""
         self._interrupt(arrived)
         self.server.idle(arrived - self._free_from)
         began = max(arrived, self._free_from)
@@ -169,7 +169,7 @@ class Household:
         )
 
     def _interrupt(self, now: float) -> None:
-        """Let those of the interruptions happen that are due before the next request."""
+        """Run the interruptions that are due before the next request."""
         due = self._interruptions
         if _is_due(due.restart, self._n_served):
             self.server.restart()

@@ -1,4 +1,4 @@
-"""Tables of served requests: by kind, source and reason for what was evaluated twice; the worst."""
+"""Tables of served requests: by kind, source and reason; the worst."""
 
 from __future__ import annotations
 

@@ -512,7 +512,7 @@ def _combine_flags(parsed: ParsedFlags, values: dict[str, Any]) -> None:
 
 
 def _template_kwargs(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of the chat template, with those that flags of their own set."""
+    """Return the arguments of the chat template, with those that other flags set."""
     kwargs = dict(values.get("template_kwargs", {}))
     if values.get("reasoning", "auto") != "auto":
         kwargs["enable_thinking"] = values["reasoning"] == "on"

@@ -53,6 +53,10 @@ class CacheDirectory:
         readers: Readers | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
+        """Open the directory at ``path``, which is made if there is none, within ``budget`` bytes;
+        None for no limit. ``readers`` are the threads that read it, ``clock`` gives Unix seconds.
+        Raises OSError if it cannot be used.
+        """
         make_private(path)
         if not has_locks(path):
             # SQLite would wait for one, then report that another process has it.

@@ -61,7 +61,7 @@ def open_draft(resolved: Resolved, trunk: Any, trunk_ctx: Any, attach: Attach) -
 
 
 def _context_params(draft: Resolved, trunk_ctx: Any, n_ctx: int) -> Any:
-    """Return a llama_context_params for the ``draft`` model or head beside the context
+    """Return a llama_context_params for the ``draft`` model or head, which follows the context
     ``trunk_ctx`` of ``n_ctx`` tokens.
     """
     if draft.drafts.reads_rows:

@@ -58,6 +58,9 @@ class FakeBackend(FakeMemory):
         can_hold: bool = True,
         pool: PoolPlan | None = None,
     ) -> None:
+        """Make a backend of ``n_seqs`` sequences with one kind of memory; the other arguments have
+        the names of `BackendFacts`, or limit the cells and the drafts.
+        """
         super().__init__(kind, n_seqs, n_cells or n_ctx, draft_type, can_hold, pool is not None)
         self.pool = pool
         self.n_vocab = n_vocab
@@ -119,6 +122,9 @@ class FakeBackend(FakeMemory):
         return False
 
     def decode(self, items: Sequence[SequenceTokens]) -> None:
+        """Advance each sequence by its tokens and drafts, and choose the outputs of a model whose
+        next token depends on all rows and the state. Raises EngineError where llama.cpp would fail.
+        """
         # Rounding is not modelled here: several tokens of a sequence give what they would give one
         # by one.
         n_outputs = sum(item.n_drafts + 1 for item in items)
@@ -158,6 +164,9 @@ class FakeBackend(FakeMemory):
         self.outputs = [output.tobytes()]
 
     def rollback(self, seq: int, n: int) -> int:
+        """Return the sequence to ``n`` tokens from a mark or the history of states. Raises
+        StateError, with an empty sequence, if neither reaches so far back.
+        """
         held = self.seqs[seq]
         end = len(held.cells)
         mark = held.mark
@@ -184,6 +193,9 @@ class FakeBackend(FakeMemory):
         return [self._expected(item, n) for item in items]
 
     def _expected(self, item: SequenceTokens, n: int) -> tuple[int, ...]:
+        """Return ``n`` drafts that a model would make after ``item``: the model's own tokens, of
+        which about a quarter is wrong.
+        """
         if len(self.seqs[item.seq].cells) != item.position:
             raise EngineError(f"the sequence does not end at {item.position}")
         # The model itself, one time of four a token beside it.
@@ -205,6 +217,9 @@ class FakeBackend(FakeMemory):
         return tuple(tokens[len(item.tokens) :])
 
     def _advance(self, held: FakeSequence, tokens: Tokens, start: int) -> bytes:
+        """Append rows of ``tokens`` from position ``start`` and return the digest at their end,
+        which depends on each row before them and on the width of the batch.
+        """
         rows = held.rows
         if len(rows) != start or (self.kind != "attention" and held.at != start):
             raise EngineError(

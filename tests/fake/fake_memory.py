@@ -77,6 +77,9 @@ class FakeMemory:
         can_hold: bool,
         is_pool: bool,
     ) -> None:
+        """Make the memory of ``n_seqs`` sequences in ``n_cells`` cells; ``draft_type`` names the
+        model that drafts, if there is one.
+        """
         self.kind: Literal["attention", "hybrid", "opaque"] = kind
         self.n_seqs = n_seqs
         self.draft_type = draft_type
@@ -181,6 +184,9 @@ class FakeMemory:
         return self._cells.n_exclusive_cells(_own(held), first, last)
 
     def save_state(self, seq: int, n: int) -> State:
+        """Return the state of ``seq`` at its end, ``n`` tokens, with that of the model that drafts.
+        Raises StateError at another position.
+        """
         held = self.seqs[seq]
         has_drafts = bool(self.draft_type and held.hidden)
         draft = (
@@ -222,6 +228,9 @@ class FakeMemory:
             self.load_state(seq, spans[-1][2] if spans else first, state)
 
     def _load_drafts(self, seq: int, first: int, spans: Sequence[Span]) -> None:
+        """Load the draft rows of ``spans`` from position ``first`` on; those of another model that
+        drafts stay empty. Raises StateError for rows that do not continue the sequence.
+        """
         held = self.seqs[seq]
         held.cut_drafts(first)
         for saved, start, stop in spans:
@@ -270,6 +279,9 @@ class FakeMemory:
         held.cells += self._cells.load(sources)
 
     def load_state(self, seq: int, n: int, state: State) -> None:
+        """Load a state at ``n`` tokens. Raises StateError if it is of another position, or does not
+        fit the rows of the sequence.
+        """
         self._maybe_fail()
         held = self.seqs[seq]
         block = state.recurrent

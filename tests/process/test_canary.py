@@ -50,6 +50,9 @@ def test_idle_servers_verify_their_cache_in_all_places(start: Start, tmp_path: P
 
 
 def test_a_damaged_file_is_quarantined_and_reported(start: Start, tmp_path: Path) -> None:
+    """A flipped bit in a file is found after a restart without a request that needs it: the file is
+    moved into quarantine, and the report names it.
+    """
     directory = ("--kv-cache-dir", str(tmp_path / "kv"))
     first = start("tiny-hybrid", *FLAGS, *directory, "--canary-interval", "0")
     talk(first)

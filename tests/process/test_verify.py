@@ -75,6 +75,9 @@ class Talk:
 def test_replies_from_all_tiers_are_verified_after_restarts(
     start: Callable[..., Server], tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
+    """Each reply has a receipt, whether its prompt came from a live sequence, the disk or nowhere,
+    and all are equal to a cold run; neither a restart nor a kill loses a receipt.
+    """
     talk = Talk(start, tmp_path, *flags)
     timings = [talk.ask("My cat is called Tom."), talk.ask("My cat is called Tom.", "Its name?")]
     timings.append(talk.ask("Something else: what is a gate?"))
@@ -104,6 +107,9 @@ def test_replies_from_all_tiers_are_verified_after_restarts(
 def test_an_altered_receipt_differs_and_the_metrics_show_it(
     start: Callable[..., Server], tmp_path: Path
 ) -> None:
+    """`pyctl verify` fails at the position of the altered logits and keeps the other receipt equal;
+    the running server's metrics count both.
+    """
     talk = Talk(start, tmp_path)
     talk.ask("My cat is called Tom.")
     talk.ask("My cat is called Tom.", "Its name?")

@@ -26,6 +26,9 @@ from tests.waiting import until
 def test_receipts_of_conversations_are_equal(
     start: Callable[..., Server], tmp_path: Path, name: str, flags: tuple[str, ...]
 ) -> None:
+    """Replies of real weights from live sequences, RAM and disk, across a stop and a kill, have the
+    logits of a cold run.
+    """
     kept = (
         "--kv-cache-dir",
         str(tmp_path),

@@ -89,7 +89,7 @@ def block_shape(path: Path) -> BlockShape:
 
 
 class DraftFile(NamedTuple):
-    """The model that drafts: one of its own, or the target itself if that has a head.
+    """The model that drafts: a separate one, or the target itself if that has a head.
 
     Attributes:
         path: Its file.

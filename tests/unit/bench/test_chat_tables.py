@@ -50,6 +50,9 @@ def test_a_request_above_the_floor_has_a_reason(chat: ServedChat, why: str) -> N
 
 
 def test_tables_have_a_row_per_kind_and_reason_and_the_worst_first() -> None:
+    """The sums hold all requests, a reason only those above the floor, and the order of the worst
+    is by tokens above the floor.
+    """
     group = [
         served(100),
         served(400),

@@ -27,6 +27,9 @@ def names_in(case: Path, suffix: str) -> list[str]:
 def test_all_that_needs_a_file_in_doubt_leaves_the_directory(
     store: DirectStore, made: list[Snapshot]
 ) -> None:
+    """Snapshots that continue a damaged one go with it, others stay readable; the case keeps the
+    files of the damaged chain alone, for a report.
+    """
     others = conversation(8)
     for each in others:
         store.write(each)

@@ -190,6 +190,9 @@ def test_an_idle_worker_checks_its_cache_by_the_clock(make: Any) -> None:
 
 
 def test_a_request_goes_before_a_check(make: Any) -> None:
+    """A request that arrives while a check evaluates preempts it, and the check counts as
+    interrupted.
+    """
     bench = make(exact=True)
     first = bench.ask(PROMPT)
     evaluate = bench.backend.evaluate

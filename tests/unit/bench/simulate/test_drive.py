@@ -96,6 +96,9 @@ def test_a_full_disk_refuses_writes_alone(tmp_path: Path) -> None:
 
 
 def test_a_killed_process_changes_nothing_more(tmp_path: Path) -> None:
+    """After a kill each further call fails, so that clean-up code of the dead process cannot repair
+    files which a real kill would leave.
+    """
     machine = Machine(tmp_path)
 
     def die() -> None:

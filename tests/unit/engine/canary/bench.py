@@ -48,6 +48,9 @@ class CanaryBench:
         limits: CanaryLimits = CanaryLimits(seed=1),
         interval: int = HOUR,
     ) -> None:
+        """Make an engine on the fake backend with a clock that only the test moves, and a disk in
+        ``directory`` if there is one.
+        """
         self.backend = FakeBackend(kind, can_hold=can_hold, n_ctx=n_ctx)
         self.clock = ManualClock()
         settings = EngineSettings(exact=exact, canary_interval=interval, canary=limits)

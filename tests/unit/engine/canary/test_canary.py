@@ -62,6 +62,9 @@ def test_intact_snapshots_are_verified(kind: Kind, can_hold: bool, tmp_path: Pat
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_check_leaves_sequences_and_replies_as_they_were(kind: Kind) -> None:
+    """A check borrows the only sequence: its rows, positions and the bytes in RAM are the same
+    afterwards, and the next reply equals a cold one.
+    """
     bench = CanaryBench(kind)
     bench.talk()
     (seq,) = bench.engine.sequences
@@ -172,6 +175,9 @@ def test_rows_that_were_written_wrong_are_found_in_the_file(tmp_path: Path) -> N
 def test_a_quarantined_snapshot_is_never_used_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A pinned snapshot with a flipped row leaves GPU, RAM and disk with all that shares its rows,
+    so that the next request is evaluated from nothing and correct.
+    """
     bench = CanaryBench("hybrid", tmp_path / "kv")
     bench.talk()
     bench.cache.pin(bench.snapshots[0].prefix.name, True)
@@ -351,6 +357,9 @@ def begin(bench: CanaryBench, n_steps: int) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n_steps", [1, 2, 3, 4])
 def test_a_request_ends_a_check_at_any_step(kind: Kind, n_steps: int) -> None:
+    """However far a check is, a request finds its sequence as before and gets a cold run's reply;
+    an interrupted check stays due.
+    """
     bench = CanaryBench(kind)
     bench.talk()
     digest = bench.backend.digest(0)

@@ -58,6 +58,7 @@ def test_a_report_names_the_first_difference(
 def test_all_that_shares_rows_leaves_ram(
     bench: CanaryBench, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Pins and prompt ends do not keep a damaged row in use; snapshots without shared rows stay."""
     snapshot = max(bench.snapshots, key=lambda each: each.n)
     bench.cache.pin(bench.snapshots[0].prefix.name, True)
     strangers = [each for each in bench.snapshots if not set(each.chain) & set(snapshot.chain)]
