@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -155,10 +156,12 @@ def test_a_flipped_bit_in_a_file_is_found(kind: Kind, tmp_path: Path) -> None:
 def test_rows_that_were_written_wrong_are_found_in_the_file(tmp_path: Path) -> None:
     """The checksum of the file is right then."""
     bench = CanaryBench("hybrid", tmp_path / "kv", can_hold=False)
+    may_write = threading.Event()
+    tier_of(bench.engine).queue.run_soon(may_write.wait)
     assert bench.ask(PROMPT).error is None
     bench.backend.synchronize()
     flip(bench.snapshots[-1].segment.rows)
-    bench.engine.prefix_cache.write_back.write(bench.snapshots)
+    may_write.set()
     flushed(bench.engine)
     bench.cache.clear(pinned=True)
     view = bench.check_all(60)
