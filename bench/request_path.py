@@ -6,8 +6,8 @@ python -m bench.request_path [--list]
 Runs `pyctl serve` on the built-in model in this process and follows one streamed chat completion,
 from the socket to the last byte, on every thread. A hop is a function of another module being
 called, counted once however often that happens. A stay is a module that is entered or returned to
-before the engine has the request, counted on each thread alone: the order in which two threads take
-turns is chance.
+before the engine has the request. Each thread has its own count: the order in which two threads
+take turns is chance.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Trace:
         """
 
         self.thread_stays: list[str] = []
-        """The same for the thread that reads the request."""
+        """Modules that the thread which reads the request enters and returns to, in order."""
 
         self.n_request_calls = 0
         """Calls on the threads that read requests and prepare next prompts, also while off."""
