@@ -8,7 +8,7 @@
 # make matrix  every Python from 3.10 to 3.13 that is installed, each in an environment under build/matrix: tests and a
 #              soak; PYTHONS="3.12 3.13" and STAGES="model smoke" choose
 # make unit | model | smoke | soak    one stage of the matrix; MINUTES=3 SEED=5 are the soak's
-# make simulate    recorded sessions on a simulated machine with faults; SECONDS=120 SEED=5 choose
+# make simulate    recorded sessions on a simulated machine with faults; HOURS=120 SEED=5 choose
 # make lint | bench | build | clean
 # EXTRAS=test,page    with what tests of the page in a browser need; the browser is the system's chromium
 PYTHON ?= python3
@@ -27,7 +27,7 @@ SMOKE := tests/process/test_sdk_openai.py tests/model/llama/test_families.py
 # A refusal that takes longer, or memory that grows more, is wrong on any machine; lives of a short soak have no rests.
 SOAK := --patience 60 --growth-limit 400
 MINUTES ?= 2
-SECONDS ?= 120
+HOURS ?= 120
 SEED ?= 7
 
 # Tests start hundreds of processes: each would compile all modules again where an environment forbids to keep them.
@@ -128,7 +128,7 @@ soak: install
 	$(BIN)/python -m bench.soak --minutes $(MINUTES) --seed $(SEED) $(SOAK)
 
 simulate: install
-	$(BIN)/python -m bench.simulate --seconds $(SECONDS) --seed $(SEED)
+	$(BIN)/python -m bench.simulate --hours $(HOURS) --seed $(SEED)
 
 # Tables go to bench/results. LLAMA_SERVER=/path/to/llama-server puts that server beside ours.
 bench: install
