@@ -92,6 +92,7 @@ COLUMNS = (
     "wall s",
     "ideal s",
     "of ideal",
+    "first tokens s",
     "first token ms: median",
     "95 %",
     "evaluated",
@@ -383,7 +384,9 @@ def row(record: Record) -> list[str]:
         f"{record['wall_s']:.1f}",
         f"{record['ideal_s']:.1f}",
     ]
-    cells += [f"{record['wall_s'] / record['ideal_s']:.2f}", f"{first:,.0f}", f"{late:,.0f}"]
+    all_first = sum(each["first_ms"] for each in record["asked"]) / 1e3
+    cells += [f"{record['wall_s'] / record['ideal_s']:.2f}", f"{all_first:.1f}"]
+    cells += [f"{first:,.0f}", f"{late:,.0f}"]
     cells += [f"{record[name]:,}" for name in ("evaluated", "floor", "refused", "lost")]
     return [
         *cells,
