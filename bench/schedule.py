@@ -4,12 +4,12 @@
     python -m bench.schedule --search   # and the best schedules of small cases
 
 Engine, scheduler and cache are the real ones; batches and copies take the seconds of
-bench/gpu_seconds.py, on a clock that nothing else advances. The agents and their sizes are those of
-bench.gpu.agents, whose measured figures the first cases meet (bench/results/gpu-agents-*.md). An
-agent sends its next turn when its reply ends. For each schedule the tables show: seconds from a
-request to its first token, in sum and at most; seconds from a request to the end of its reply, in
-sum; seconds of the whole case; prompt tokens evaluated; thousands of rows copied between device and
-RAM; replies that were suspended.
+bench/gpu_seconds.py, on a clock that nothing else advances. bench.gpu.agents makes the agents and
+their sizes; the first cases meet what it measured (bench/results/gpu-agents-*.md). An agent sends
+its next turn when its reply ends. For each schedule the tables show: seconds from a request to its
+first token, in sum and at most; seconds from a request to the end of its reply, in sum; seconds of
+the whole case; prompt tokens evaluated; thousands of rows copied between device and RAM; replies
+that were suspended.
 
 Two rows are bounds. With *copies at no cost* nothing is left to prefetch from RAM. With *room for
 all* each agent has a sequence, and the context holds all of them. --search runs small cases with
@@ -48,7 +48,7 @@ SCALE = 256
 N_UBATCH = 1024
 RAM_BYTES = 8 * 2**30
 LETTER = ord("a")
-"""The token of which replies consist: when it comes back as text, it is the same token."""
+"""The token of which replies consist: in the next prompt, its text is the same token."""
 
 MAX_RUNS = 3000
 """Combinations of choices that --search tries for a case."""
@@ -361,7 +361,7 @@ def best_of_all(case: Case, device: Device, max_runs: int = MAX_RUNS) -> tuple[O
     """Return the outcome with the least sum of waits over all choices of replies that give way, the
     number of runs, and whether these were all.
 
-    Choices are tried depth first, and a run ends where it cannot be the best any more.
+    Choices are tried depth first, and a run ends once it waits as long as the best one.
     """
     choices: list[int] = []
     best: Outcome | None = None

@@ -295,7 +295,7 @@ class Scheduler:
         for active in self.waiting.replies_to_suspend(self.occupancy):
             active.handle.release()
             try:
-                self._move_to_ram(active, "a prompt goes first")
+                self._move_to_ram(active, "room for a prompt")
             except (EngineError, MemoryError) as error:
                 log.warning("request %d goes on before others: %s", active.id, error)
                 active.turn.keeps_cells = True
