@@ -27,6 +27,7 @@ SCRIPTS = (
     "policy",
     "store",
     "budgets",
+    "schedule",
     "traces",
     "builds",
     "replay",
