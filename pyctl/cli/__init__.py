@@ -116,7 +116,7 @@ def _run(command: str, argv: Sequence[str]) -> int:
     from pyctl.cli.arguments import parse_chat, parse_serve
 
     settings = parse_serve(argv) if command == "serve" else parse_chat(argv)
-    from pyctl.engine.openmp import limit_spinning
+    from pyctl.engine.openmp import limit_spinning, without_blas_threads
     from pyctl.machine.environment import USE_EXTENSION
 
     # Before the libraries load, which read it. Parts of layers on the CPU wait for the others on a
@@ -125,6 +125,8 @@ def _run(command: str, argv: Sequence[str]) -> int:
     limit_spinning(settings.model.poll, waits_for_gpu=bool(settings.model.placements))
     if settings.action != "run":
         return _answer(settings.action, settings.model.workers)
+    with without_blas_threads():
+        import_module("numpy")
     if command == "serve":
         gc.disable()  # imports stay: the collector need not look at them, now or later
         from pyctl.cli.serve_command import run_serve
