@@ -4,7 +4,6 @@ concrete classes.
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -128,11 +127,10 @@ def _run(command: str, argv: Sequence[str]) -> int:
     with without_blas_threads():
         import_module("numpy")
     if command == "serve":
-        gc.disable()  # imports stay: the collector need not look at them, now or later
-        from pyctl.cli.serve_command import run_serve
+        from pyctl.cli.import_block import without_collections
 
-        gc.freeze()
-        gc.enable()
+        with without_collections():
+            from pyctl.cli.serve_command import run_serve
         return run_serve(settings, argv)
     from pyctl.cli.chat_command import chat
 
