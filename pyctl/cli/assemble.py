@@ -37,6 +37,7 @@ from pyctl.engine.worker import Worker
 from pyctl.errors import ModelError, PyctlError
 from pyctl.llama.images.image_encoder import MAX_ROWS_BYTES
 from pyctl.llama.loader import Loaded
+from pyctl.processes.process_memory import trim_heap
 from pyctl.requests.reply_settings import ReplySettings
 from pyctl.server.app_state import AppState, HttpService
 
@@ -127,6 +128,9 @@ def assemble(
     # What is loaded stays until the end; the collector need not look at it again.
     gc.collect()
     gc.freeze()
+    # The metadata of the file were read several times, with all texts of the vocabulary: freed
+    # pages between what stayed would count for this process until its end.
+    trim_heap()
     # Of several models, the thread that loads them decides which sleeps.
     sleep_seconds = settings.engine.sleep_seconds if context.ram is None else -1
     worker = Worker(engine, info, sleep_seconds, settings.engine.stall_seconds)
