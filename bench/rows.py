@@ -1,4 +1,4 @@
-"""pyctl beside llama-server on a CPU, row by row; exit code 1 if pyctl loses one.
+"""pyctl and llama-server on a CPU, row by row; exit code 1 if pyctl loses one.
 
     python -m bench.rows --llama-server "FILE -nr"      # models of tools/real_models.py
     python -m bench.rows --llama-server FILE -m MODEL... --repeat 9 --keep
@@ -8,11 +8,12 @@
 In each round each server is started, answers two requests and is stopped, one server at a time and
 in alternating order, so that load of the machine meets all of them. The first request is one of 64
 tokens after a short prompt (decode), the second a file of Python, whose lines pyctl may evaluate
-in batches of their own (prompt). A figure is the median of all rounds, the ratio the median of the
+in separate batches (prompt). A figure is the median of all rounds, the ratio the median of the
 ratios of the rounds: above 1 pyctl is better. A row below --least is lost.
 
-Rows of wall time need a quiet machine, and are no test elsewhere. Rows of memory and of CPU seconds
-per token (with `--flags "-t 1"`, where no thread spins) hold on a busy one, too.
+Servers run in the real-time class where the system allows it, since others would decide the wall
+times. Elsewhere these rows need a quiet machine, and are no test on a busy one. Rows of memory
+and of CPU seconds per token also hold there, with `--flags "-t 1"`: several threads spin.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from bench.common import parse, parser_of, show, shown, words
-from bench.real import file_of, measured, memory
+from bench.real import ahead, file_of, measured, memory
 from pyctl.measure.server_process import PYCTL_SERVE, ServerProcess
 from pyctl.model_files import builtin_model
 from tools.real_models import MODELS, path_of
@@ -78,8 +79,8 @@ ROWS = {
 """The rows by name, in the order of the table."""
 
 UNJUDGED = ("start-cpu",)
-"""Rows that are shown without a verdict unless --rows names them: nobody waits for these seconds,
-which pyctl spends on two cores.
+"""Rows that are shown without a verdict unless --rows names them: pyctl spends these seconds on two
+cores at once, so a user waits for half of them.
 """
 
 
@@ -100,7 +101,7 @@ class Sizes:
 
 def visit(server: ServerProcess, seed: object, sizes: Sizes) -> Figures:
     """Start ``server``, let it answer the requests of ``seed``, and stop it; return its figures."""
-    began = time.monotonic()
+    started_at = time.monotonic()
     server.start()
     try:
         pid = server.pid
@@ -110,7 +111,7 @@ def visit(server: ServerProcess, seed: object, sizes: Sizes) -> Figures:
             "memory": memory(pid),
         }
         measured(server, words(seed, 32), 1)
-        figures["first"] = time.monotonic() - began
+        figures["first"] = time.monotonic() - started_at
         used = cpu_seconds(pid)
         figures["decode"] = measured(server, words((seed, "decode"), 64), sizes.n_tokens)[1]
         figures["decode-cpu"] = 1000 * (cpu_seconds(pid) - used) / sizes.n_tokens
@@ -132,7 +133,10 @@ def rounds(
     names = [*servers]
     for i in range(-1, repeat):
         # The first start compiles modules, and reads the weights from the disk.
-        found = {name: visit(servers[name], i, sizes) for name in names}
+        found = {}
+        for name in names:
+            with ahead(os.getpid(), []):  # a process inherits the class of the one that starts it
+                found[name] = visit(servers[name], i, sizes)
         if i >= 0:
             yield found
         names.reverse()
@@ -140,7 +144,7 @@ def rounds(
 
 @dataclass(frozen=True)
 class Compared:
-    """A figure of a server beside the reference, over all rounds.
+    """A figure of a server and its ratio to the reference, over all rounds.
 
     Attributes:
         name: The name of the row in ROWS.
@@ -154,7 +158,7 @@ class Compared:
 
 
 def compared(found: Sequence[Mapping[str, Figures]], ours: str, theirs: str) -> list[Compared]:
-    """Return the rows of the server named ``ours`` beside ``theirs`` in the rounds ``found``."""
+    """Return the rows of the server named ``ours``, with ``theirs`` as reference, in ``found``."""
     rows = []
     for name, row in ROWS.items():
         our = [each[ours][name] for each in found]
@@ -182,7 +186,7 @@ def parser() -> argparse.ArgumentParser:
         "--llama-server", metavar="COMMAND", help="without it pyctl has no rows to lose"
     )
     options.add_argument(
-        "--before", metavar="COMMAND", help="an earlier pyctl beside both, shown without a verdict"
+        "--before", metavar="COMMAND", help="an earlier pyctl, shown without a verdict"
     )
     options.add_argument(
         "--rows",
@@ -236,7 +240,7 @@ def main(
         reference = "llama-server" if options.llama_server else "pyctl"
         tables = {name: compared(found, name, reference) for name in servers}
         show(
-            f"{Path(model).stem}: servers beside each other on a CPU",
+            f"{Path(model).stem}: servers by turns on a CPU",
             ["row", *(f"{name} (ratio)" for name in servers)],
             [
                 [ROWS[rows[0].name].text, *(f"{shown(row.ours)} ({row.ratio:.2f})" for row in rows)]

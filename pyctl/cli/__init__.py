@@ -107,11 +107,7 @@ def _run(command: str, argv: Sequence[str]) -> int:
     """
     # Help and mistakes end in the parsing, before what takes a while to import.
     if command in OWN_FLAGS:
-        module, function = OWN_FLAGS[command].split(":")
-        run: Callable[[Sequence[str]], int] = getattr(
-            import_module(f"pyctl.cli.{module}"), function
-        )
-        return run(argv)
+        return _function(OWN_FLAGS[command])(argv)
     from pyctl.cli.arguments import parse_chat, parse_serve
 
     settings = parse_serve(argv) if command == "serve" else parse_chat(argv)
@@ -130,11 +126,18 @@ def _run(command: str, argv: Sequence[str]) -> int:
         from pyctl.cli.import_block import without_collections
 
         with without_collections():
-            from pyctl.cli.serve_command import run_serve
+            run_serve = _function("serve_command:run_serve")
         return run_serve(settings, argv)
     from pyctl.cli.chat_command import chat
 
     return chat(settings)
+
+
+def _function(name: str) -> Callable[..., int]:
+    """Return the function that runs a command; ``name`` is ``module:function`` of this package."""
+    module, function = name.split(":")
+    run: Callable[..., int] = getattr(import_module(f"pyctl.cli.{module}"), function)
+    return run
 
 
 def _answer(action: str, workers: Sequence[str]) -> int:

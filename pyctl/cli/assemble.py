@@ -86,15 +86,15 @@ def assemble(
     settings: CommandSettings,
     report: Progress = lambda fraction: True,
     context: LoadContext | None = None,
-    begun: ModelLoad | None = None,
+    loading: ModelLoad | None = None,
 ) -> HttpService:
-    """Load the model, or take it from the load that has ``begun``, and start the engine on it;
+    """Load the model, or take it from ``loading``, and start the engine on it;
     UnavailableError when ``report`` said not to go on.
 
     ``report`` gets fractions from 0 to 1. The caller closes the worker of the service.
     """
     context = context or LoadContext(AppState(settings.server))
-    model = begun.take() if begun is not None else load_model(settings, report, context.memory)
+    model = loading.take() if loading is not None else load_model(settings, report, context.memory)
     settings = model.settings
     loaded = model.loaded
     budget = model.budget

@@ -86,7 +86,7 @@ class ModelLoad:
         self._stopping = threading.Event()
         self._result: Future[LoadedModel] = Future()
         self._is_taken = False
-        self.began = time.monotonic()
+        self.started_at = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="pyctl-load", daemon=True)
         self._thread.start()
 
@@ -101,7 +101,7 @@ class ModelLoad:
         self._stopping.set()
 
     def close(self) -> None:
-        """Stop the load, wait for its end, and free a model that nobody took.
+        """Stop the load, wait for its end, and free a model that was not taken.
 
         The process would otherwise end the libraries while their code runs.
         """
@@ -123,7 +123,7 @@ class ModelLoad:
 
 
 def load_model(settings: CommandSettings, report: Progress, memory: LoadMemory) -> LoadedModel:
-    """Return the model that ``settings`` name, loaded; ``report`` says whether to continue.
+    """Return the model that ``settings`` name, loaded; ``report`` returns whether to continue.
 
     Raises ConfigError and ModelError if it cannot be loaded, UnavailableError if ``report`` stopped
     it.

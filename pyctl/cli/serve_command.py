@@ -66,11 +66,11 @@ def run_serve(
         settings = resolve_files(settings)
         check_files(settings)
         log_cache_dir(settings.disk)
-        begun = bound.enter_context(closing(ModelLoad(settings))) if is_one else None
+        loading = bound.enter_context(closing(ModelLoad(settings))) if is_one else None
         # Half of the imports of a server: llama.cpp loads the model meanwhile.
         with without_collections():
             from pyctl.cli.serving import serve_models
-        return serve_models(settings, argv, environ, sockets, begun)
+        return serve_models(settings, argv, environ, sockets, loading)
 
 
 def _port_owner(settings: CommandSettings) -> str:

@@ -72,12 +72,13 @@ def serve_models(
     argv: Sequence[str],
     environ: Mapping[str, str],
     sockets: list[socket],
-    begun: ModelLoad | None,
+    loading: ModelLoad | None,
 ) -> int:
     """Serve on ``sockets`` until a signal, and end the process: with 1 if an engine failed, or
     could not write everything.
 
-    ``begun`` is the load of the one model; None for several. Raises ConfigError if it cannot start.
+    ``loading`` is the load of the one model; None for several. Raises ConfigError if it cannot
+    start.
     """
     listen = settings.listen
     tools = ToolBox(settings.tools)
@@ -87,7 +88,7 @@ def serve_models(
         settings.server.api_prefix,
     )
     models = build_router(settings, argv, environ, tools)
-    serving = Serving(settings, models, tools, addresses, begun)
+    serving = Serving(settings, models, tools, addresses, loading)
     code = 0
     try:
         serve(serving.gate, sockets, listen, on_ready=serving.run, on_stop=serving.close)
@@ -191,13 +192,13 @@ class Serving:
         models: Models | None,
         tools: ToolBox,
         addresses: Addresses,
-        begun: ModelLoad | None = None,
+        loading: ModelLoad | None = None,
     ) -> None:
-        """Create the gate, which answers before any model is loaded; ``begun`` is the load of the
+        """Create the gate, which answers before any model is loaded; ``loading`` is the load of the
         one model, if ``models`` are None.
         """
         self._settings = settings
-        self._begun = begun
+        self._loading = loading
         self._tools = tools
         self._addresses = addresses
         self._shared = (
@@ -210,7 +211,7 @@ class Serving:
         self._closing = threading.Event()
         self._models = models
         self._load_context = LoadContext(self._shared)
-        self._began = begun.began if begun is not None else time.monotonic()
+        self._started_at = loading.started_at if loading is not None else time.monotonic()
         self.gate = LoadingApp(create_loading_app(self._shared), early=early_paths(settings.server))
 
     def run(self) -> None:
@@ -246,7 +247,7 @@ class Serving:
             self._settings,
             lambda fraction: not self._closing.is_set(),
             self._load_context,
-            self._begun,
+            self._loading,
         )
         models = self._models = Models.from_service(service)
         if self._closing.is_set():
@@ -267,7 +268,7 @@ class Serving:
             else budget
         )
         text = ready_text(
-            time.monotonic() - self._began,
+            time.monotonic() - self._started_at,
             self._addresses,
             has_page=self._settings.server.has_page,
             info=only.info if only is not None else ", ".join(model.name for model in models),
@@ -303,8 +304,8 @@ class Serving:
         written. Idempotent.
         """
         self._closing.set()
-        if self._begun is not None:
-            self._begun.stop()
+        if self._loading is not None:
+            self._loading.stop()
         self.gate.close()
         self._tools.close()
         # Abandoned requests may still be tokenised: `exit_process` ends the process without freeing

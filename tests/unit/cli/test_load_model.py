@@ -1,4 +1,4 @@
-"""The load of a model beside the imports of a server: who gets it, its errors, and its end."""
+"""The load of a model during the imports of a server: its owner, its errors, and its end."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> Mock:
 
 
 def test_a_model_that_is_taken_stays_open(loaded: Mock) -> None:
-    with closing(ModelLoad(settings_of("m.gguf"))) as begun:
-        assert begun.take() is loaded
+    with closing(ModelLoad(settings_of("m.gguf"))) as loading:
+        assert loading.take() is loaded
     loaded.close.assert_not_called()
 
 
 def test_a_model_that_nobody_takes_is_freed(loaded: Mock) -> None:
-    begun = ModelLoad(settings_of("m.gguf"))
-    begun.close()
+    loading = ModelLoad(settings_of("m.gguf"))
+    loading.close()
     loaded.close.assert_called_once_with()
 
 
 def test_a_missing_file_is_an_error_of_the_taker(tmp_path: Path) -> None:
-    begun = ModelLoad(settings_of(tmp_path / "none.gguf"))
-    with closing(begun), pytest.raises(ConfigError, match=r"none\.gguf"):
-        begun.take()
+    loading = ModelLoad(settings_of(tmp_path / "none.gguf"))
+    with closing(loading), pytest.raises(ConfigError, match=r"none\.gguf"):
+        loading.take()
 
 
-def test_a_load_that_has_begun_is_assembled(model_path: Callable[[str], Path]) -> None:
+def test_a_load_that_has_loading_is_assembled(model_path: Callable[[str], Path]) -> None:
     settings = settings_of(model_path("tiny-dense"))
-    with closing(ModelLoad(settings)) as begun:
-        service = assemble(settings, begun=begun)
+    with closing(ModelLoad(settings)) as loading:
+        service = assemble(settings, loading=loading)
     with closing(service.worker):
         assert service.info.n_ctx == 256
 
