@@ -150,6 +150,7 @@ class PrefixCache:
         recent = lookup.recent
         if recent is None:
             return CachePlan(lookup.match, restored=restored)
+        self.cache.evictor.evicted.count_wanted(lookup.match, seq.n, stats.source)
         prompt = lookup.request.prompt
         nearest = recent.closest()
         n_common = nearest.common if nearest is not None else 0
