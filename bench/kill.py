@@ -33,14 +33,14 @@ class Killed(NamedTuple):
         n_killed: The tokens that were evaluated when the process was killed.
         n_restored: The tokens that the restarted server read from disk.
         n_bytes: The bytes in the cache directory at the restart.
-        is_same: Whether the reply equals that of a server without a cache; None if unknown.
+        is_same: Whether the reply equals the one without the cache.
     """
 
     n_prompt: int
     n_killed: int
     n_restored: int
     n_bytes: int
-    is_same: bool | None
+    is_same: bool
 
     @property
     def part_again(self) -> float:

@@ -1,12 +1,12 @@
-"""Interim snapshots: those of a prompt that go to disk while it is evaluated, for the case that the
-process is killed meanwhile.
+"""Interim snapshots: they go to disk while their prompt is evaluated, for the case that the process
+is killed meanwhile.
 
 A snapshot becomes due by time and by tokens. The time keeps short prompts off the disk. The part of
 the prompt bounds the states that a long prompt writes, which may have a hundred megabytes each; its
 rows are written once in any case. One snapshot is written at a time, so a slow disk gets fewer.
 Each replaces the one before on disk, which no other prompt has used.
 
-The disk counts the bytes as those of evicted snapshots: within --kv-cache-daily-writes and
+The disk counts the bytes as it does for evicted snapshots: within --kv-cache-daily-writes and
 --kv-cache-budget, and never in the place of a snapshot of more worth.
 """
 
@@ -90,5 +90,5 @@ class InterimSnapshots:
                 self._disk.supersede(self._stored)
             self._stored = self._queued
         else:
-            self._seconds *= 2  # the disk is full, too slow, or has no bytes left for the day
+            self._seconds *= 2  # the disk is full or slow, or has no bytes left for the day
         self._queued = None

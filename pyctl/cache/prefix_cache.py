@@ -190,8 +190,9 @@ class PrefixCache:
     def interim_snapshots(
         self, request: CacheRequest, plan: CachePlan, seq: LiveSequence, clock: Callable[[], float]
     ) -> InterimSnapshots:
-        """Return the interim snapshots of the prompt of ``request``, of which ``seq`` has what was
-        restored. A background request has none: no client waits for what a kill would lose.
+        """Return the interim snapshots of the prompt of ``request``, which ``seq`` holds as far as
+        it was restored. A background request has none: no client waits for what a kill would lose.
+        ``clock`` gives monotonic seconds.
         """
         return InterimSnapshots(
             self.cache,

@@ -361,7 +361,7 @@ class WriteQueue:
         return None
 
     def _join(self, queued: WriteJob, job: WriteJob) -> None:
-        """Have ``queued`` serve for ``job``, too: one that a policy chose is no longer interim."""
+        """Have ``queued`` serve for ``job`` also: once a policy chose it, it is not interim."""
         if not job.is_chosen:
             return
         if queued.is_interim:

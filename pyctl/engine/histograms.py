@@ -51,7 +51,9 @@ class Histogram:
             object.__setattr__(self, "counts", (0,) * (len(self.bounds) + 1))
 
     def with_one(self, value: float) -> Histogram:
-        """Return the counts with one more ``value``."""
+        """Return the counts with one more ``value``, in the unit of the bounds: seconds, or tokens
+        per second.
+        """
         counts = list(self.counts)
         counts[bisect_left(self.bounds, value)] += 1
         return Histogram(self.bounds, tuple(counts), self.total + value)
@@ -81,9 +83,7 @@ class ReplyHistograms:
     durations: Histogram = Histogram(DURATION_SECONDS)
 
     def with_reply(self, timings: Timings, source: ReplySource) -> ReplyHistograms:
-        """Return the histograms with one more reply; those of its pace only if it has a second
-        token.
-        """
+        """Return the histograms with one more reply; without a second token it has no pace."""
         seconds = timings.first_token_ms / 1e3
         first = self.first_tokens[source].with_one(seconds)
         counted = replace(

@@ -125,7 +125,7 @@ def test_a_long_prompt_survives_a_kill(
     start: Callable[..., Server], tmp_path: Path, model: str
 ) -> None:
     """Killed while it evaluates a prompt, the server resumes it at the snapshot that was on disk;
-    the reply is that of a cold prompt. `bench.kill` measures what is evaluated again.
+    the reply is a cold prompt's. `bench.kill` measures what is evaluated again.
     """
     flags = [*disk_cache(tmp_path, "auto"), "--exact", "-ub", "64", "--kv-cache-interim", "0.02"]
     prompt = [user(7, 7000)]

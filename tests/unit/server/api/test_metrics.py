@@ -162,8 +162,8 @@ def test_first_tokens_are_histograms_by_source() -> None:
 
 
 def test_only_names_of_llama_server_have_colons() -> None:
-    """A colon is for recording rules; llama-server's names have one. OpenTelemetry's are those of
-    GenAI servers.
+    """A colon is for recording rules; llama-server's names have one. OpenTelemetry's begin with
+    gen_ai_server_.
     """
     bench = Bench(settings=ServerSettings(show_metrics=True))
     names = re.findall(r"^# TYPE (\S+)", bench.client.get("/metrics").text, re.MULTILINE)
