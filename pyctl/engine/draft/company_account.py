@@ -1,5 +1,4 @@
-"""What drafts from texts gain or lose while several replies are decoded: an account of measured
-steps.
+"""The account of drafts from texts while several replies are decoded, by measured steps.
 
 A draft of a text lengthens the step of all replies, and is of use to one. The expected gain has
 many estimates in it then: of the text, of the draft model in its place, of wider and of second
@@ -62,11 +61,13 @@ class CompanyAccount:
         return max(self.balance - self._reserved, 0.0)
 
     def reserve(self, cost: float) -> None:
-        """Reduce the limit of this step by the ``cost`` of a draft: each reply may have one."""
+        """Reduce the limit of this step by the ``cost`` of a draft, in steps: each reply may have
+        one.
+        """
         self._reserved += cost
 
     def end_step(self) -> None:
-        """Release what was reserved."""
+        """Release the reserved steps."""
         self._reserved = 0.0
 
     def record(self, n_seqs: int, n_tokens: int, ms: float, *, has_text: bool) -> None:
