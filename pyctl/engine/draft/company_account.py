@@ -60,11 +60,9 @@ class CompanyAccount:
         """The steps that a further draft of a text may cost in this step."""
         return max(self.balance - self._reserved, 0.0)
 
-    def reserve(self, cost: float) -> None:
-        """Reduce the limit of this step by the ``cost`` of a draft, in steps: each reply may have
-        one.
-        """
-        self._reserved += cost
+    def take(self, n_steps: float) -> None:
+        """Reduce the limit of this step by ``n_steps``, a number of plain steps."""
+        self._reserved += n_steps
 
     def end_step(self) -> None:
         """Release the reserved steps."""

@@ -171,7 +171,7 @@ class DraftLengthController:
         if origin.is_text and n_seqs > 1 and state.length:
             if state.cost > self._account.limit:
                 return 0
-            self._account.reserve(state.cost)
+            self._account.take(state.cost)
         return state.length
 
     def gain(self, key: int, origin: Origin, n: int, n_seqs: int = 1) -> float:
