@@ -51,7 +51,7 @@ RAW_PART = 8
 RAW_FILL = 4
 """And once this part of a full batch is, a *fill*; batches of 32 tokens take a CPU half as long
 again. The cost of a batch rises in steps of 128 tokens, by 5 to 8 % of one: so it ends at the last
-line end before a whole number of fills, not at the first one behind.
+line end before a whole number of fills, not at the first one after it.
 """
 
 FILL_SLACK = 4
@@ -122,7 +122,7 @@ def batch_ends(
             pays = n_new >= raw.minimum
             if raw.fits(stop):
                 raw.last_fitting = stop
-                pays = False  # the next line may fit, too
+                pays = False  # the next line may fit as well
         else:
             pays = credit + n_new >= batch_cost
         if pays:

@@ -1,5 +1,4 @@
-"""What drafts from texts gain or lose while several replies are decoded: an account of measured
-steps.
+"""The account of drafts from texts while several replies are decoded, by measured steps.
 
 A draft of a text lengthens the step of all replies, and is of use to one. The expected gain has
 many estimates in it then: of the text, of the draft model in its place, of wider and of second
@@ -61,12 +60,12 @@ class CompanyAccount:
         """The steps that a further draft of a text may cost in this step."""
         return max(self.balance - self._reserved, 0.0)
 
-    def reserve(self, cost: float) -> None:
-        """Reduce the limit of this step by the ``cost`` of a draft: each reply may have one."""
-        self._reserved += cost
+    def take(self, n_steps: float) -> None:
+        """Reduce the limit of this step by ``n_steps``, a number of plain steps."""
+        self._reserved += n_steps
 
     def end_step(self) -> None:
-        """Release what was reserved."""
+        """Release the reserved steps."""
         self._reserved = 0.0
 
     def record(self, n_seqs: int, n_tokens: int, ms: float, *, has_text: bool) -> None:

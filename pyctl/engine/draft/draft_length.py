@@ -3,8 +3,9 @@
 `expected_gain` is the formula, `step_costs` measures its costs, and `accepted_share` estimates its
 probabilities. The controller adds three rules. While the best gain of a draft model is below
 `MIN_GAIN`, the model pauses, and a short probe ends each pause. Texts never pause: their proposals
-are compared with the reply whether they were evaluated or not. A budget limits the time lost, and beside other replies an account of
-measured steps limits the time that texts lose (`company_account`).
+are compared with the reply whether they were evaluated or not. A budget limits the time lost. While
+several replies are decoded, an account of measured steps limits what texts lose
+(`company_account`).
 
 A draft that continues one of another source has to gain as much beyond that draft.
 """
@@ -170,7 +171,7 @@ class DraftLengthController:
         if origin.is_text and n_seqs > 1 and state.length:
             if state.cost > self._account.limit:
                 return 0
-            self._account.reserve(state.cost)
+            self._account.take(state.cost)
         return state.length
 
     def gain(self, key: int, origin: Origin, n: int, n_seqs: int = 1) -> float:

@@ -163,7 +163,7 @@ class WindowedStates:
         n_bytes = head + n_rows * row_bytes,  n_rows <= window
 
     Drafts are cut off: an evaluation overwrites only rows that its first token does not see, so
-    the window of each later token is still there. Behind a recurrent cell, whose state no cut
+    the window of each later token is still there. After a recurrent cell, whose state no cut
     brings back, drafts are off.
     """
 

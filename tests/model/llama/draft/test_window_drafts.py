@@ -28,7 +28,7 @@ from tests.unit.engine.drive import request, run_all
 from tests.unit.engine.single_precision import F32_ROWS
 
 FAMILIES = ("tiny-gemma3", "tiny-gpt-oss", "tiny-llama4", "tiny-dots3note")
-"""Windows that slide, chunks of attention, and a window beside an indexer."""
+"""Windows that slide, chunks of attention, and a window with an indexer."""
 
 UBATCH = 64
 RING = 256
@@ -82,7 +82,7 @@ def test_after_wrong_drafts_it_goes_on_like_a_restored_sequence(
     opened: Opened, name: str, n: int, n_right: int
 ) -> None:
     """A restore puts the window into the cells of a cold run. So does a rollback, before the ring
-    is full, where drafts go round its end, and behind that: each later logit has the same bits.
+    is full, where drafts go round its end, and after that: each later logit has the same bits.
     """
     backend = opened(name)
     memory = backend.memory
@@ -139,7 +139,7 @@ def test_any_number_of_drafts_of_the_last_evaluation_is_taken_back(
     assert backend.memory.cells.n_tokens(0) == 0, "the sequence is empty"
 
 
-def test_behind_a_recurrent_state_there_is_no_way_back(opened: Opened) -> None:
+def test_with_a_recurrent_state_there_is_no_way_back(opened: Opened) -> None:
     assert opened("tiny-lfm2-window").facts.max_drafts == 0
 
 

@@ -1,5 +1,5 @@
-"""The account of texts beside other replies, and by simulated costs of steps: texts never cost
-more than a small part of the speed that the head alone has.
+"""The account of texts while several replies are decoded: by simulated costs of steps, texts
+never cost more than a hundredth of the speed of the head alone.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def test_gains_are_kept_up_to_a_maximum() -> None:
 def test_replies_share_what_a_step_may_cost() -> None:
     account = opened()
     before = account.limit
-    account.reserve(2.0)
+    account.take(2.0)
     assert account.limit == before - 2.0
     account.end_step()
     assert account.limit == before
@@ -69,7 +69,9 @@ BOTH = [text for text in TEXTS if text.n_seqs > 1 and text.name.startswith(FORME
 
 @pytest.mark.parametrize("text", BOTH, ids=lambda text: text.name)
 @pytest.mark.parametrize("machine", MACHINES[1:3], ids=lambda machine: machine.name)
-def test_beside_others_texts_never_cost_more_than_a_hundredth(machine: Machine, text: Text) -> None:
+def test_with_several_replies_texts_never_cost_more_than_a_hundredth(
+    machine: Machine, text: Text
+) -> None:
     """Over two runs, as in one the disturbed steps of the simulation differ by as much."""
     head = 0.0
     both = 0.0
