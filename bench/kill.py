@@ -92,8 +92,8 @@ def _models(options: argparse.Namespace, directory: Path) -> Iterator[tuple[str,
 
 
 def kill(model: Path, directory: Path, options: argparse.Namespace, flags: Sequence[str]) -> Killed:
-    """Kill a server on ``model`` while it evaluates a prompt, and ask a second one the same. The
-    cache is in ``directory``.
+    """Kill a server on ``model`` while it evaluates a prompt, and send the prompt to a second
+    one. The cache is in ``directory``.
     """
     n_ctx = options.tokens + 512
     base = [*PYCTL_SERVE, "-m", str(model), "-c", str(n_ctx), "-t", str(options.threads), "--exact"]

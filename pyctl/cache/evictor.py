@@ -21,7 +21,7 @@ class Evictor:
         on_evict: The function that gets each snapshot before its eviction, all its rows still
             there, and the seconds that it was expected to save. It may not change the cache.
         n_evicted: Snapshots that were evicted since the start.
-        evicted: Their prefixes, which prompts may want again.
+        evicted: Their prefixes, which prompts may need again.
     """
 
     def __init__(

@@ -29,8 +29,7 @@ and what was evaluated during the write.
 
 
 class InterimSnapshots:
-    """The interim snapshots of the prompt of ``plan``, which has ``n_prompt`` tokens and is
-    evaluated from ``start`` on.
+    """The interim snapshots of the prompt of ``plan``, which is evaluated from ``start`` on.
 
     The prefill takes a snapshot at a batch end where `is_due`, then calls `write`. There are none
     without a ``disk``, nor if its ``interim_seconds`` are 0. ``clock`` gives monotonic seconds.
@@ -44,16 +43,16 @@ class InterimSnapshots:
         plan: CachePlan,
         *,
         start: int,
-        n_prompt: int,
         clock: Callable[[], float],
     ) -> None:
+        """Start to measure what is not on disk; write nothing."""
         self._cache = cache
         self._write_back = write_back
         self._disk = disk
         self._plan = plan
         self._clock = clock
         self._seconds = disk.interim_seconds if disk is not None else 0.0
-        self._min_tokens = n_prompt // INTERIM_PART
+        self._min_tokens = int(plan.match.tokens.size) // INTERIM_PART
         self._last_n = start
         self._last_at = clock()
         self._queued: Prefix | None = None  # the last one, which may be on disk by now

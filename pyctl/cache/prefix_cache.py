@@ -200,7 +200,6 @@ class PrefixCache:
             None if request.background else self.disk,
             plan,
             start=seq.n,
-            n_prompt=len(request.prompt),
             clock=clock,
         )
 

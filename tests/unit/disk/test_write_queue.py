@@ -382,7 +382,7 @@ def test_spilled_snapshots_wait_for_bytes_and_follow_selected(
 
 
 def test_interim_snapshots_come_last(writer: SlowWriter, writes: WriteQueue) -> None:
-    """After those that a policy chose and those that RAM evicted, and counted apart."""
+    """They follow what a policy chose and what RAM evicted, and count apart."""
     writes.write(snapshot(0))
     assert writer.begun.wait(60)
     writes.write(snapshot(1), is_interim=True)

@@ -73,7 +73,7 @@ def test_each_turn_after_a_restart_goes_on_where_the_last_ended(
 def test_a_prompt_that_was_not_finished_goes_on_after_a_restart(
     tmp_path: Path, kind: str, policy: str
 ) -> None:
-    """From the last interim snapshot, the only one on disk, with the reply of a cold run."""
+    """It resumes at the last interim snapshot, with the reply of a cold run."""
     prompt = chat((1, 300), (2, 900))
     ticks = itertools.count()
     tier = tier_on(tmp_path, policy="100" if policy == "fixed" else policy, interim_seconds=1.0)

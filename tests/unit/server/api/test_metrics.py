@@ -142,7 +142,7 @@ def test_first_tokens_are_a_histogram() -> None:
 
 
 def test_first_tokens_are_histograms_by_source() -> None:
-    """Also of sources that no request has used, so that rates start at 0."""
+    """Sources that no request has used have one as well, so that rates start at 0."""
     bench = Bench(settings=ServerSettings(show_metrics=True))
     timings = Timings(40, 10, 1.0, 11, 500.0, first_token_ms=300.0, queued_ms=20.0)
     bench.engine.counters.count_reply(timings, "disk")
