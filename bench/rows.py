@@ -61,7 +61,7 @@ class Row:
     is_rate: bool = False
 
     def ratio(self, ours: float, theirs: float) -> float:
-        """Return how many times as good ``ours`` is as ``theirs``, both values in the unit of the row."""
+        """Return how many times as good ``ours`` is as ``theirs``; both values have one unit."""
         return ours / theirs if self.is_rate else theirs / ours
 
 
