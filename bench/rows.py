@@ -61,7 +61,7 @@ class Row:
     is_rate: bool = False
 
     def ratio(self, ours: float, theirs: float) -> float:
-        """Return how many times as good ``ours`` is as ``theirs``."""
+        """Return how many times as good ``ours`` is as ``theirs``; both values have one unit."""
         return ours / theirs if self.is_rate else theirs / ours
 
 
@@ -169,7 +169,9 @@ def compared(found: Sequence[Mapping[str, Figures]], ours: str, theirs: str) -> 
 
 
 def lost(rows: Sequence[Compared], judged: Sequence[str], least: float) -> list[str]:
-    """Return a line for each of the rows named ``judged`` whose ratio is below ``least``."""
+    """Return a line for each of the rows named ``judged`` whose ratio is below ``least``, a
+    fraction of the reference.
+    """
     return [
         f"{row.name}: {row.ratio:.3f} of llama-server, and not {least}"
         for row in rows
