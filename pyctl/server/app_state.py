@@ -19,6 +19,7 @@ from pyctl.requests.service import Service, SharedState
 from pyctl.server.kept_streams import KeptStreams
 from pyctl.server.saved_days import SavedDays
 from pyctl.server.server_settings import ServerSettings
+from pyctl.server.threads import Threads
 
 __all__ = ["AppState", "HttpService"]
 
@@ -39,6 +40,8 @@ class AppState(SharedState):
     markdown: MarkdownProcess = field(default_factory=MarkdownProcess)
     tools: ToolBox = field(default_factory=ToolBox)
     calls: set[asyncio.Future[dict[str, Any]]] = field(default_factory=set)
+    threads: Threads = field(default_factory=Threads)
+    """The conversations that clients continue by id."""
     saved: SavedDays = field(default_factory=SavedDays)
     """The time that the cache saved all clients."""
 

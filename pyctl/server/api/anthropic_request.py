@@ -11,8 +11,9 @@ conversion is llama-server's, so that both render the same prompt, but for these
   obeyed; llama-server ignores the wish or widens it.
 * ``output_config.format``, ``output_format`` in betas, binds the reply to a schema; llama-server
   ignores it.
-* ``n`` above 1, ``mcp_servers``, ``container``, ``compaction`` and ``thread`` are refused;
-  llama-server ignores them, and answers a continued thread without its conversation.
+* ``n`` above 1, ``mcp_servers``, ``container`` and ``compaction`` are refused; llama-server ignores
+  them. A ``thread`` is resolved before (`anthropic_thread`).
+* ``cache_control`` is an announcement to the prefix cache (`anthropic_cache`).
 * A tool that only Anthropic's models or servers have (``web_search_20250305``, ``bash_20250124``)
   is refused, unless it brings its ``input_schema``; llama-server makes it a function without
   parameters.
@@ -26,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pyctl.errors import NotSupportedError, RequestError, ThreadError
+from pyctl.errors import NotSupportedError, RequestError
 from pyctl.requests.body import ONE_REPLY
 from pyctl.requests.body_reader import Body, Names, items, others, reject_unsupported
 from pyctl.server.api.anthropic_blocks import (
@@ -39,6 +40,7 @@ from pyctl.server.api.anthropic_blocks import (
     parse_result,
     parse_server_result,
 )
+from pyctl.server.api.anthropic_cache import retention_fields
 from pyctl.server.http import encode
 
 __all__ = ["chat_fields"]
@@ -88,6 +90,7 @@ _IGNORED = frozenset(
         "output_format",
         "cache_control",
         "context_management",
+        "thread",
         "service_tier",
     }
     | {"inference_geo", "n", "n_cmpl", "fallbacks"}
@@ -108,11 +111,7 @@ _NOT_DONE = {
 
 
 def chat_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of the chat completion that ``values`` describe. Raises RequestError, and
-    ThreadError for a ``thread``.
-    """
-    if values.get("thread") is not None:  # one that is only created here would be continued next
-        raise ThreadError
+    """Return the fields of the chat completion that ``values`` describe. Raises RequestError."""
     reject_unsupported(values, _NOT_DONE)
     body = _MessagesBody.from_json(values)
     chat = others(values, _MessagesBody, _IGNORED)
@@ -138,9 +137,12 @@ def chat_fields(values: Mapping[str, Any]) -> dict[str, Any]:
             **(body.chat_template_kwargs or {}),
         }
     if body.effort:
-        chat["reasoning_effort"] = "high" if body.effort == "max" else body.effort
+        chat["reasoning_effort"] = body.effort
     if body.format is not None:
         chat["response_format"] = body.format
+    retention = retention_fields(values)
+    if retention:
+        chat["cache_retention"] = {**retention, **(chat.get("cache_retention") or {})}
     return chat
 
 
