@@ -18,7 +18,7 @@ from starlette.datastructures import Headers
 from pyctl.errors import RequestError, ThreadError, ThreadMismatchError
 from pyctl.requests.body_reader import Body, items
 from pyctl.requests.json_text import parse_json
-from pyctl.server.http import encode
+from pyctl.server.http import encode, requested_key
 from pyctl.server.threads import Thread, Threads
 
 __all__ = ["THREAD_SECONDS", "ThreadTurn", "owner_of", "read_turn", "with_thread_seconds"]
@@ -61,8 +61,7 @@ class ThreadTurn:
 
 def owner_of(headers: Headers) -> bytes:
     """Return a digest of the key of a client, by which only it continues its threads."""
-    key = headers.get("x-api-key") or headers.get("authorization", "")
-    return hashlib.sha256(key.encode()).digest()
+    return hashlib.sha256(requested_key(headers).encode()).digest()
 
 
 def read_turn(values: dict[str, Any], threads: Threads, owner: bytes) -> ThreadTurn | None:
