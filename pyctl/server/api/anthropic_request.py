@@ -20,6 +20,8 @@ conversion is llama-server's, so that both render the same prompt, but for these
 * Every block is read that holds text, and refused otherwise; llama-server drops most of them in
   silence.
 * A tool that ran at Anthropic's servers is a call and its result, as if the client had run it.
+* System messages may add and remove tools, end with the turn, and set the effort
+  (`anthropic_system`); llama-server drops them in silence.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pyctl.errors import NotSupportedError, RequestError
+from pyctl.errors import RequestError
 from pyctl.requests.body import ONE_REPLY
 from pyctl.requests.body_reader import Body, Names, items, others, reject_unsupported
 from pyctl.server.api.anthropic_blocks import (
@@ -41,6 +43,8 @@ from pyctl.server.api.anthropic_blocks import (
     parse_server_result,
 )
 from pyctl.server.api.anthropic_cache import retention_fields
+from pyctl.server.api.anthropic_system import changed_tools, last_effort, read_system_message
+from pyctl.server.api.anthropic_tools import OfferedTools
 from pyctl.server.http import encode
 
 __all__ = ["chat_fields"]
@@ -73,13 +77,6 @@ class _MessagesBody(Body, frozen=True):
     effort: Annotated[str, Names("output_config.effort")] = ""
     format: Annotated[dict[str, Any] | None, Names("output_config.format", "output_format")] = None
     chat_template_kwargs: dict[str, Any] | None = None
-
-
-class _Tool(Body, frozen=True):
-    type: str = "custom"
-    name: str = ""
-    description: str = ""
-    input_schema: Any = None
 
 
 _IGNORED = frozenset(
@@ -115,14 +112,17 @@ def chat_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     reject_unsupported(values, _NOT_DONE)
     body = _MessagesBody.from_json(values)
     chat = others(values, _MessagesBody, _IGNORED)
-    chat["messages"] = [*_system(body.system), *_messages(body.messages)]
+    offered = OfferedTools(body.tools or ())
+    chat["messages"] = [*_system(body.system), *_messages(body.messages, offered)]
     if body.messages and not chat["messages"]:  # llama-server also answers if all blocks are empty
         chat["messages"] = [{"role": "user", "content": ""}]
     chat["max_tokens"] = body.max_tokens
     if body.stop_sequences is not None:
         chat["stop"] = body.stop_sequences
-    if body.tools is not None:
-        chat["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools)]
+    if body.tools is not None or offered.head:
+        chat["tools"] = offered.head
+    if offered.is_changed:
+        chat["callable_tools"] = offered.callable
     if body.tool_choice.type is not None:
         chat["tool_choice"] = _tool_choice(body.tool_choice)
     if body.tool_choice.disable_parallel_tool_use:
@@ -136,8 +136,9 @@ def chat_fields(values: Mapping[str, Any]) -> dict[str, Any]:
             "enable_thinking": False,
             **(body.chat_template_kwargs or {}),
         }
-    if body.effort:
-        chat["reasoning_effort"] = body.effort
+    effort = last_effort(body.messages) or body.effort
+    if effort:
+        chat["reasoning_effort"] = effort
     if body.format is not None:
         chat["response_format"] = body.format
     retention = retention_fields(values)
@@ -159,25 +160,42 @@ def _system(value: Any) -> list[dict[str, Any]]:
     return [{"role": "system", "content": joined(parts)}]
 
 
-def _messages(value: Any) -> list[Any]:
+def _messages(value: Any, offered: OfferedTools) -> list[Any]:
+    """Return the messages of a chat, and apply their changes of the ``offered`` tools."""
     if value is None:
         raise RequestError("'messages' is required")
+    given = items(value, "messages")
+    last_user = _last_user(given)
     messages: list[Any] = []
-    for index, message in enumerate(items(value, "messages")):
+    for index, message in enumerate(given):
         where = f"messages[{index}]"
         if not isinstance(message, dict):
             raise RequestError(f"{where} must be an object")
         content = message.get("content")
-        if isinstance(content, list):
+        if message.get("role") == "system":
+            messages += read_system_message(message, where, offered, is_followed=index < last_user)
+        elif isinstance(content, list):
             messages += _split_messages(
-                str(message.get("role")), parse_blocks(content, f"{where}.content")
+                str(message.get("role")), parse_blocks(content, f"{where}.content"), offered
             )
         elif content is not None or message.get("role") != "assistant":
             messages.append(message)
     return messages
 
 
-def _split_messages(role: str, blocks: list[tuple[str, MessageBlock]]) -> list[dict[str, Any]]:
+def _last_user(messages: list[Any]) -> int:
+    """Return the index of the last message of the user, -1 without one."""
+    users = (
+        index
+        for index in reversed(range(len(messages)))
+        if isinstance(messages[index], dict) and messages[index].get("role") == "user"
+    )
+    return next(users, -1)
+
+
+def _split_messages(
+    role: str, blocks: list[tuple[str, MessageBlock]], offered: OfferedTools
+) -> list[dict[str, Any]]:
     """Return one message for each run of blocks between tool results, and one for each of these."""
     messages: list[dict[str, Any]] = []
     parts: list[Part] = []
@@ -221,29 +239,15 @@ def _split_messages(role: str, blocks: list[tuple[str, MessageBlock]]) -> list[d
             )
         else:
             parts += content_parts(block, where)
+        if kind == "compaction" and block.tool_changes:
+            flush()
+            messages += changed_tools(block.tool_changes, f"{where}.tool_changes", offered)
     flush()
     return messages
 
 
 def _result(block: MessageBlock, content: str | list[Part]) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
-
-
-def _tool(value: Any, where: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise RequestError(f"{where} must be an object")
-    tool = _Tool.from_json(value)
-    if tool.type != "custom" and tool.input_schema is None:
-        raise NotSupportedError(
-            f"{where}: tools of type {tool.type[:80]!r} are not supported: describe it by an "
-            "'input_schema'"
-        )
-    function = {
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": tool.input_schema or {},
-    }
-    return {"type": "function", "function": function}
 
 
 def _tool_choice(choice: _ToolChoice) -> Any:
