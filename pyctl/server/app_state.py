@@ -15,6 +15,7 @@ from pyctl.engine.handle import RequestHandle
 from pyctl.mcp.toolbox import ToolBox
 from pyctl.page.markdown_process import MarkdownProcess
 from pyctl.receipts.receipt_writer import ReceiptWriter
+from pyctl.requests.cache_diagnosis import PromptRecords
 from pyctl.requests.service import Service, SharedState
 from pyctl.server.kept_streams import KeptStreams
 from pyctl.server.saved_days import SavedDays
@@ -42,6 +43,8 @@ class AppState(SharedState):
     calls: set[asyncio.Future[dict[str, Any]]] = field(default_factory=set)
     threads: Threads = field(default_factory=Threads)
     """The conversations that clients continue by id."""
+    prompt_records: PromptRecords = field(default_factory=PromptRecords)
+    """The requests that clients compare later ones with."""
     saved: SavedDays = field(default_factory=SavedDays)
     """The time that the cache saved all clients."""
 

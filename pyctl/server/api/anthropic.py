@@ -32,6 +32,7 @@ from pyctl.requests.json_text import parse_object
 from pyctl.requests.prepare import prepare
 from pyctl.requests.prepared_reply import PreparedReply
 from pyctl.requests.request_pool import Fetched
+from pyctl.server.api.anthropic_diagnostics import Diagnostics, diagnostics_of
 from pyctl.server.api.anthropic_request import chat_fields
 from pyctl.server.api.anthropic_thread import (
     ThreadTurn,
@@ -58,12 +59,19 @@ class MessageReply(EventReply):
     error_form = staticmethod(anthropic_error)
 
     def __init__(
-        self, service: HttpService, prepared: PreparedReply, turn: ThreadTurn | None = None
+        self,
+        service: HttpService,
+        prepared: PreparedReply,
+        turn: ThreadTurn | None = None,
+        diagnostics: Diagnostics | None = None,
     ) -> None:
-        """Answer the ``prepared`` request, which may be the ``turn`` of a thread."""
+        """Answer the ``prepared`` request, which may be the ``turn`` of a thread and request
+        ``diagnostics``.
+        """
         super().__init__(service, prepared)
         self._threads = service.shared.threads
         self._turn = turn
+        self._diagnostics = diagnostics
         self._blocks: list[dict[str, Any]] = []
         self._parts: list[str] = []  # texts sent for the last block
         self._id, self._model = (identity(service)[name] for name in ("id", "model"))
@@ -77,7 +85,8 @@ class MessageReply(EventReply):
     def begin(self) -> list[dict[str, Any]]:
         cached = self.progress.n_cached if self.progress is not None else 0
         usage = _usage(len(self.request.prompt), cached, n_written=0, n_predicted=0)
-        return [{"type": "message_start", "message": self._message([], None, None, usage)}]
+        message = self._message([], None, None, usage) | self._diagnosis(cached)
+        return [{"type": "message_start", "message": message}]
 
     def more(self, delta: ReplyDelta) -> list[dict[str, Any]]:
         events = []
@@ -99,7 +108,7 @@ class MessageReply(EventReply):
         reason, word = self._stopped(done)
         delta = {"stop_reason": reason, "stop_sequence": word}
         closing = self._close()
-        self._keep_thread()
+        self._remember()
         return [
             *closing,
             {"type": "message_delta", "delta": delta, "usage": _usage_json(done)},
@@ -108,12 +117,23 @@ class MessageReply(EventReply):
 
     def body(self, done: Done) -> dict[str, Any]:
         self._close()
-        self._keep_thread()
-        return self._message(self._blocks, *self._stopped(done), _usage_json(done))
+        diagnosis = self._diagnosis(done.timings.n_cached)
+        self._remember()
+        message = self._message(self._blocks, *self._stopped(done), _usage_json(done))
+        return message | diagnosis
 
-    def _keep_thread(self) -> None:
+    def _diagnosis(self, n_cached: int) -> dict[str, Any]:
+        """Return the member for the requested diagnosis; none if there is none."""
+        if self._diagnostics is None:
+            return {}
+        return {"diagnostics": self._diagnostics.answer(n_cached)}
+
+    def _remember(self) -> None:
+        """Keep what later requests name by the id of this message, now that it is complete."""
         if self._turn is not None:
             self._turn.keep(self._threads, self._id, self._blocks)
+        if self._diagnostics is not None:
+            self._diagnostics.remember(self._id)
 
     def _message(
         self,
@@ -224,8 +244,17 @@ async def messages(service: HttpService, request: Request) -> ASGIApp:
         chat = chat_fields(values if turn is None else turn.values)
         if turn is not None:
             chat["cache_retention"] = with_thread_seconds(chat.get("cache_retention"))
-        (prepared,) = prepare(service, ChatBody.from_json(chat), fetched)
-        return MessageReply(service, prepared, turn)
+        chat_body = ChatBody.from_json(chat)
+        (prepared,) = prepare(service, chat_body, fetched)
+        diagnostics = diagnostics_of(
+            values,
+            service.shared.prompt_records,
+            owner,
+            service.model,
+            chat_body.conversation,
+            prepared.request.prompt,
+        )
+        return MessageReply(service, prepared, turn, diagnostics)
 
     return respond(service, request, [await service.shared.pool.read(request, read)])
 

@@ -87,6 +87,7 @@ _IGNORED = frozenset(
         "output_format",
         "cache_control",
         "context_management",
+        "diagnostics",
         "thread",
         "service_tier",
     }
