@@ -18,6 +18,9 @@ clients:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -32,6 +35,7 @@ from pyctl.requests.json_text import parse_object
 from pyctl.requests.prepare import prepare
 from pyctl.requests.prepared_reply import PreparedReply
 from pyctl.requests.request_pool import Fetched
+from pyctl.server.api.anthropic_context import EditedContext, edit_context
 from pyctl.server.api.anthropic_diagnostics import Diagnostics, diagnostics_of
 from pyctl.server.api.anthropic_request import chat_fields
 from pyctl.server.api.anthropic_thread import (
@@ -40,7 +44,7 @@ from pyctl.server.api.anthropic_thread import (
     read_turn,
     with_thread_seconds,
 )
-from pyctl.server.api.token_counts import n_input_tokens
+from pyctl.server.api.token_counts import count_chat_tokens
 from pyctl.server.app_state import HttpService
 from pyctl.server.http import JsonResponse, anthropic_error, named_frames
 from pyctl.server.reply import EventReply, identity
@@ -49,6 +53,33 @@ from pyctl.server.sending import respond
 __all__ = ["count_tokens", "messages"]
 
 _PING = named_frames([{"type": "ping"}])
+
+
+@dataclass(frozen=True)
+class RequestedParts:
+    """What a request asks for besides a message; None for what it does not.
+
+    Attributes:
+        turn: The turn of a thread.
+        diagnostics: The diagnosis of a cache miss.
+        context: The conversation after its edits.
+    """
+
+    turn: ThreadTurn | None = None
+    diagnostics: Diagnostics | None = None
+    context: EditedContext | None = None
+
+    def members(self, n_cached: int) -> dict[str, Any]:
+        """Return the requested members of a message, ``n_cached`` tokens of whose prompt were
+        restored.
+        """
+        if self.diagnostics is None:
+            return self.edits()
+        return {"diagnostics": self.diagnostics.answer(n_cached), **self.edits()}
+
+    def edits(self) -> dict[str, Any]:
+        """Return the member that reports edits, if the request has any."""
+        return {} if self.context is None else {"context_management": self.context.answer()}
 
 
 class MessageReply(EventReply):
@@ -62,16 +93,12 @@ class MessageReply(EventReply):
         self,
         service: HttpService,
         prepared: PreparedReply,
-        turn: ThreadTurn | None = None,
-        diagnostics: Diagnostics | None = None,
+        requested: RequestedParts,
     ) -> None:
-        """Answer the ``prepared`` request, which may be the ``turn`` of a thread and request
-        ``diagnostics``.
-        """
+        """Answer the ``prepared`` request with the ``requested`` members."""
         super().__init__(service, prepared)
         self._threads = service.shared.threads
-        self._turn = turn
-        self._diagnostics = diagnostics
+        self._requested = requested
         self._blocks: list[dict[str, Any]] = []
         self._parts: list[str] = []  # texts sent for the last block
         self._id, self._model = (identity(service)[name] for name in ("id", "model"))
@@ -85,7 +112,7 @@ class MessageReply(EventReply):
     def begin(self) -> list[dict[str, Any]]:
         cached = self.progress.n_cached if self.progress is not None else 0
         usage = _usage(len(self.request.prompt), cached, n_written=0, n_predicted=0)
-        message = self._message([], None, None, usage) | self._diagnosis(cached)
+        message = self._message([], None, None, usage) | self._requested.members(cached)
         return [{"type": "message_start", "message": message}]
 
     def more(self, delta: ReplyDelta) -> list[dict[str, Any]]:
@@ -109,31 +136,23 @@ class MessageReply(EventReply):
         delta = {"stop_reason": reason, "stop_sequence": word}
         closing = self._close()
         self._remember()
-        return [
-            *closing,
-            {"type": "message_delta", "delta": delta, "usage": _usage_json(done)},
-            {"type": "message_stop"},
-        ]
+        ended = {"type": "message_delta", "delta": delta, "usage": _usage_json(done)}
+        return [*closing, ended | self._requested.edits(), {"type": "message_stop"}]
 
     def body(self, done: Done) -> dict[str, Any]:
         self._close()
-        diagnosis = self._diagnosis(done.timings.n_cached)
         self._remember()
         message = self._message(self._blocks, *self._stopped(done), _usage_json(done))
-        return message | diagnosis
-
-    def _diagnosis(self, n_cached: int) -> dict[str, Any]:
-        """Return the member for the requested diagnosis; none if there is none."""
-        if self._diagnostics is None:
-            return {}
-        return {"diagnostics": self._diagnostics.answer(n_cached)}
+        return message | self._requested.members(done.timings.n_cached)
 
     def _remember(self) -> None:
         """Keep what later requests name by the id of this message, now that it is complete."""
-        if self._turn is not None:
-            self._turn.keep(self._threads, self._id, self._blocks)
-        if self._diagnostics is not None:
-            self._diagnostics.remember(self._id)
+        turn = self._requested.turn
+        if turn is not None:
+            turn.keep(self._threads, self._id, self._blocks)
+        diagnostics = self._requested.diagnostics
+        if diagnostics is not None:
+            diagnostics.remember(self._id)
 
     def _message(
         self,
@@ -241,7 +260,10 @@ async def messages(service: HttpService, request: Request) -> ASGIApp:
     def read(fetched: Fetched) -> MessageReply:
         values = parse_object(body)
         turn = read_turn(values, threads, owner)
-        chat = chat_fields(values if turn is None else turn.values)
+        if turn is not None:
+            values = turn.values
+        context = edit_context(values, partial(_count_tokens, service, fetched))
+        chat = chat_fields(values if context is None else context.values)
         if turn is not None:
             chat["cache_retention"] = with_thread_seconds(chat.get("cache_retention"))
         chat_body = ChatBody.from_json(chat)
@@ -254,18 +276,28 @@ async def messages(service: HttpService, request: Request) -> ASGIApp:
             chat_body.conversation,
             prepared.request.prompt,
         )
-        return MessageReply(service, prepared, turn, diagnostics)
+        return MessageReply(service, prepared, RequestedParts(turn, diagnostics, context))
 
     return respond(service, request, [await service.shared.pool.read(request, read)])
 
 
 async def count_tokens(service: HttpService, request: Request) -> ASGIApp:
     """Answer POST /v1/messages/count_tokens."""
-    return JsonResponse({"input_tokens": await n_input_tokens(service, request, _counted_fields)})
+    body = await request.body()
+
+    def count(fetched: Fetched) -> dict[str, Any]:
+        values = parse_object(body)
+        if values.get("thread") is not None:
+            raise ThreadError("tokens of a 'thread' are not counted; send the whole conversation")
+        context = edit_context(values, partial(_count_tokens, service, fetched))
+        if context is None:
+            return {"input_tokens": _count_tokens(service, fetched, values)}
+        original = {"original_input_tokens": context.n_original}
+        return {"input_tokens": context.n_tokens, "context_management": original}
+
+    return JsonResponse(await service.shared.pool.read(request, count))
 
 
-def _counted_fields(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a chat whose tokens are counted, which no thread has."""
-    if values.get("thread") is not None:
-        raise ThreadError("'thread' has no tokens to count; send the whole conversation without it")
-    return chat_fields(values)
+def _count_tokens(service: HttpService, fetched: Fetched, values: Mapping[str, Any]) -> int:
+    """Return the tokens of the prompt that a body is rendered to."""
+    return count_chat_tokens(service, chat_fields(values), fetched)

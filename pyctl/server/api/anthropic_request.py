@@ -95,8 +95,8 @@ _IGNORED = frozenset(
 )
 """Fields that mean nothing to us, and of chat completions what this API does not have.
 
-``fallbacks`` are models for requests that the first one declines, and ``context_management``
-shortens a conversation that is sent whole: without either, the model reads the same conversation.
+``fallbacks`` are models for requests that the first one declines: without them, the model reads the
+same conversation. ``context_management``, ``diagnostics`` and ``thread`` are read before.
 """
 
 
