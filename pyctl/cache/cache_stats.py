@@ -263,6 +263,7 @@ class CacheView:
         live: The live sequences.
         revision: A number that grows as soon as anything of the view is different.
         n_ends: The number of prompt ends, which are not among ``snapshots``.
+        n_evicted_early: The evicted snapshots at which a client had announced to resume.
     """
 
     n_slots: int
@@ -276,6 +277,7 @@ class CacheView:
     live: tuple[LiveView, ...] = ()
     revision: int = 0
     n_ends: int = 0
+    n_evicted_early: int = 0
 
 
 _Steps: TypeAlias = tuple[tuple[int, int], ...]
@@ -393,6 +395,7 @@ def build_cache_view(
         disk.view() if disk else None,
         cache.n_refused,
         n_ends=len(cache.prompt_ends),
+        n_evicted_early=cache.evictor.n_evicted_early,
     )
 
 

@@ -84,5 +84,7 @@ class HttpService(Service):
             "recent_prompts": engine.recent_prompts,
             "draft_texts": engine.draft_texts,
             "images": engine.images,
+            "threads": self.shared.threads.counts().n_bytes,
+            "prompt_records": self.shared.prompt_records.n_bytes,
             **self.chat.n_bytes,
         }

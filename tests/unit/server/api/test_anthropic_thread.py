@@ -8,6 +8,7 @@ import pytest
 
 from pyctl.engine.request import Request
 from pyctl.errors import EngineError
+from pyctl.server.server_settings import ServerSettings
 from tests.unit.chat.toy import chatml_tokenizer
 from tests.unit.server.api.test_anthropic import built
 from tests.unit.server.fake import Bench, Script, fail, play
@@ -174,3 +175,21 @@ def test_a_turn_without_a_reply_is_kept() -> None:
     bench.message(messages=[user("Hi"), user("Who?")])
     *_, threaded, whole = prompt_texts(bench)
     assert threaded == whole
+
+
+def test_threads_are_counted() -> None:
+    bench = Bench(play("x"), settings=ServerSettings(show_metrics=True))
+    first = bench.message(thread=CREATE)
+    bench.message(thread=follow(first))
+    bench.post("/v1/messages", {"messages": [user("a")], "thread": follow(first)})
+    lines = bench.client.get("/metrics").text.splitlines()
+    values = dict(line.split(" ") for line in lines if line.startswith("pyctl_threads"))
+    n_bytes = int(values.pop("pyctl_threads_bytes"))
+    assert values == {
+        "pyctl_threads": "1",
+        "pyctl_threads_created_total": "1",
+        "pyctl_threads_continued_total": "1",
+        "pyctl_threads_forgotten_total": "0",
+        "pyctl_threads_lost_total": "1",
+    }
+    assert f'pyctl_memory_bytes{{part="threads"}} {n_bytes}' in lines
