@@ -130,7 +130,7 @@ class NotSupportedError(RequestError):
 
 
 class ThreadError(RequestError):
-    """The request asks for its conversation to be kept, which is not possible; Anthropic's SDK then
+    """The conversation of a request cannot be kept as it requests; Anthropic's SDK then
     sends all of it with each turn. ``unsupported`` are the fields that are in the way.
     """
 

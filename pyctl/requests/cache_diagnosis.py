@@ -17,7 +17,7 @@ from pyctl.prompt import Prompt
 from pyctl.requests.body import ConversationBody
 from pyctl.settings.limit import limit
 
-__all__ = ["CacheMiss", "MissReason", "PromptRecord", "PromptRecords", "diagnose"]
+__all__ = ["CacheMiss", "MissReason", "RequestRecord", "RequestRecords", "diagnose"]
 
 MissReason: TypeAlias = Literal[
     "not_found", "model", "tools", "system", "messages", "options", "not_cached"
@@ -54,7 +54,7 @@ class CacheMiss:
 
 
 @dataclass(frozen=True)
-class PromptRecord:
+class RequestRecord:
     """A request as digests of its parts.
 
     Attributes:
@@ -78,7 +78,7 @@ class PromptRecord:
     @classmethod
     def from_body(
         cls, owner: bytes, model: str, body: ConversationBody, prompt: Prompt
-    ) -> PromptRecord:
+    ) -> RequestRecord:
         """Return the record of a request that was rendered to ``prompt``."""
         messages = body.messages if isinstance(body.messages, list) else []
         n_system = _n_system(messages)
@@ -104,7 +104,7 @@ class PromptRecord:
         """The approximate bytes that it takes in memory."""
         return _ENTRY_BYTES + len(self.messages)
 
-    def first_difference(self, later: PromptRecord) -> MissReason | None:
+    def first_difference(self, later: RequestRecord) -> MissReason | None:
         """Return the first part in which a ``later`` request differs; None if it continues this
         one.
         """
@@ -121,7 +121,7 @@ class PromptRecord:
         return None
 
 
-class PromptRecords:
+class RequestRecords:
     """The records of the latest requests, by the id of their reply; at most ``max_records`` and
     ``max_bytes``. Thread-safe.
     """
@@ -130,7 +130,7 @@ class PromptRecords:
         self._max_records = max_records
         self._max_bytes = max_bytes
         self._lock = threading.Lock()  # guards what follows
-        self._records: OrderedDict[str, PromptRecord] = OrderedDict()
+        self._records: OrderedDict[str, RequestRecord] = OrderedDict()
         self._n_bytes = 0
 
     def __len__(self) -> int:
@@ -141,7 +141,7 @@ class PromptRecords:
         """The approximate bytes of all records."""
         return self._n_bytes
 
-    def add(self, reply_id: str, record: PromptRecord) -> None:
+    def add(self, reply_id: str, record: RequestRecord) -> None:
         """Remember the request that ``reply_id`` answers."""
         with self._lock:
             self._records[reply_id] = record
@@ -150,7 +150,7 @@ class PromptRecords:
                 _, oldest = self._records.popitem(last=False)
                 self._n_bytes -= oldest.n_bytes
 
-    def find(self, reply_id: str, owner: bytes) -> PromptRecord | None:
+    def find(self, reply_id: str, owner: bytes) -> RequestRecord | None:
         """Return the request of ``owner`` that ``reply_id`` answers; None if it is not known."""
         with self._lock:
             record = self._records.get(reply_id)
@@ -161,7 +161,9 @@ class PromptRecords:
         return len(self._records) > self._max_records or self._n_bytes > self._max_bytes
 
 
-def diagnose(earlier: PromptRecord | None, later: PromptRecord, n_cached: int) -> CacheMiss | None:
+def diagnose(
+    earlier: RequestRecord | None, later: RequestRecord, n_cached: int
+) -> CacheMiss | None:
     """Return why the prompt of ``later`` did not resume after ``earlier``, which is None if it is
     not known; None if it did. Its first ``n_cached`` tokens were restored.
 

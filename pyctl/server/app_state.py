@@ -15,7 +15,7 @@ from pyctl.engine.handle import RequestHandle
 from pyctl.mcp.toolbox import ToolBox
 from pyctl.page.markdown_process import MarkdownProcess
 from pyctl.receipts.receipt_writer import ReceiptWriter
-from pyctl.requests.cache_diagnosis import PromptRecords
+from pyctl.requests.cache_diagnosis import RequestRecords
 from pyctl.requests.service import Service, SharedState
 from pyctl.server.kept_streams import KeptStreams
 from pyctl.server.saved_days import SavedDays
@@ -43,7 +43,7 @@ class AppState(SharedState):
     calls: set[asyncio.Future[dict[str, Any]]] = field(default_factory=set)
     threads: Threads = field(default_factory=Threads)
     """The conversations that clients continue by id."""
-    prompt_records: PromptRecords = field(default_factory=PromptRecords)
+    request_records: RequestRecords = field(default_factory=RequestRecords)
     """The requests that clients compare later ones with."""
     saved: SavedDays = field(default_factory=SavedDays)
     """The time that the cache saved all clients."""
@@ -85,6 +85,6 @@ class HttpService(Service):
             "draft_texts": engine.draft_texts,
             "images": engine.images,
             "threads": self.shared.threads.counts().n_bytes,
-            "prompt_records": self.shared.prompt_records.n_bytes,
+            "request_records": self.shared.request_records.n_bytes,
             **self.chat.n_bytes,
         }

@@ -1,7 +1,7 @@
 """Conversations that clients continue by the id of the last reply: Anthropic's ``thread``.
 
 A thread is a name for a prefix. The server keeps the text of the conversation, so that a request
-brings only its new messages; the tokens are in the prefix cache as those of any prompt.
+brings only its new messages; the prefix cache has its tokens as it has any prompt.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pyctl.errors import LostThreadError, ThreadError
 from pyctl.settings.limit import limit
 
-__all__ = ["MAX_THREADS", "MAX_THREAD_BYTES", "Thread", "ThreadCounts", "Threads"]
+__all__ = ["MAX_THREADS", "MAX_THREAD_BYTES", "KeptThread", "ThreadCounts", "Threads"]
 
 MAX_THREADS = limit(
     1_024, "conversations that clients continue by id", "the oldest are forgotten", "memory"
@@ -34,7 +34,7 @@ _MESSAGE_BYTES = 48
 
 
 @dataclass(frozen=True)
-class Thread:
+class KeptThread:
     """A conversation up to a reply.
 
     Attributes:
@@ -65,7 +65,7 @@ class Thread:
 @dataclass(frozen=True)
 class ThreadCounts:
     """The number of threads that are kept and their bytes; the sums since the start of those
-    created, continued, forgotten for want of room, and looked up in vain.
+    created, continued, forgotten when there was no more room, and looked up in vain.
     """
 
     n_kept: int = 0
@@ -88,14 +88,14 @@ class Threads:
         self._max_threads = max_threads
         self._max_bytes = max_bytes
         self._lock = threading.Lock()  # guards what follows
-        self._threads: OrderedDict[str, Thread] = OrderedDict()
+        self._threads: OrderedDict[str, KeptThread] = OrderedDict()
         self._n_bytes = 0
         self._n_created = 0
         self._n_continued = 0
         self._n_forgotten = 0
         self._n_lost = 0
 
-    def find(self, message_id: str, owner: bytes) -> Thread:
+    def find(self, message_id: str, owner: bytes) -> KeptThread:
         """Return the thread whose last reply is ``message_id``. Raises LostThreadError if there is
         none, or if it belongs to another client.
         """
@@ -107,7 +107,7 @@ class Threads:
             self._n_lost += 1
         raise LostThreadError
 
-    def keep(self, message_id: str, thread: Thread, continued: str = "") -> None:
+    def keep(self, message_id: str, thread: KeptThread, continued: str = "") -> None:
         """Keep ``thread`` under the id of its last reply; it takes the place of the one under
         ``continued``, empty for a new one.
         """

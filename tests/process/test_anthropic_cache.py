@@ -143,6 +143,7 @@ def test_an_added_tool_is_called_and_the_head_stays(client: anthropic.Anthropic)
 
 
 def test_the_tool_runner_adds_a_tool_to_its_thread(client: anthropic.Anthropic) -> None:
+    """The SDK changes tools by a system message, since those of a thread are fixed."""
     runner = client.beta.messages.tool_runner(
         model="tiny",
         max_tokens=256,
@@ -164,6 +165,7 @@ def test_the_tool_runner_adds_a_tool_to_its_thread(client: anthropic.Anthropic) 
 
 
 def test_edits_of_the_context_are_reported(client: anthropic.Anthropic) -> None:
+    """The counted tokens are those of the edited conversation, too."""
     messages: list[Any] = [user("What colour is the door?")]
     for number in range(4):
         call = {"type": "tool_use", "id": f"t{number}", "name": "look", "input": {"at": "door"}}

@@ -20,7 +20,7 @@ KEY = "secret"
 
 @pytest.mark.skipif(
     shutil.which("node") is None or not SDK.is_dir(),
-    reason="needs Node.js and Anthropic's SDK; make clients installs it, with npm",
+    reason="needs Node.js, and: npm install --prefix .venv/clients @anthropic-ai/sdk",
 )
 def test_a_session_of_the_sdk_for_node(start: Callable[..., Server]) -> None:
     """Its tool runner and its thread send each message once, ``max_tokens`` 0 answers nothing, and

@@ -145,6 +145,7 @@ def test_the_tool_runner_sends_each_message_once(
 def test_a_thread_answers_as_if_everything_was_sent(
     client: anthropic.Anthropic, recorder: Recorder
 ) -> None:
+    """Three turns, one of them a stream; the last has the reply to the whole conversation."""
     thread = thread_on(client)
     replies = [thread.send(user("Tell me more"))]
     with thread.stream(user("And then?")) as stream:

@@ -57,7 +57,7 @@ _PING = named_frames([{"type": "ping"}])
 
 @dataclass(frozen=True)
 class RequestedParts:
-    """What a request asks for besides a message; None for what it does not.
+    """The parts of a request besides its message, None for those that it lacks.
 
     Attributes:
         turn: The turn of a thread.
@@ -258,6 +258,7 @@ async def messages(service: HttpService, request: Request) -> ASGIApp:
     owner = owner_of(request.headers)
 
     def read(fetched: Fetched) -> MessageReply:
+        """Return the reply to prepare; edits apply to the whole conversation of a thread."""
         values = parse_object(body)
         turn = read_turn(values, threads, owner)
         if turn is not None:
@@ -270,7 +271,7 @@ async def messages(service: HttpService, request: Request) -> ASGIApp:
         (prepared,) = prepare(service, chat_body, fetched)
         diagnostics = diagnostics_of(
             values,
-            service.shared.prompt_records,
+            service.shared.request_records,
             owner,
             service.model,
             chat_body.conversation,

@@ -1,8 +1,9 @@
 """The marks of Anthropic's ``cache_control`` as an announcement to the prefix cache.
 
-A mark in ``tools`` or ``system`` is about the head of the prompt, one in ``messages`` or beside
-them about all of it. Without a ``ttl`` a mark announces nothing: every prompt is cached, for longer
-than the five minutes that it would mean. ``evict_on_complete`` anywhere concerns the whole request.
+A mark in ``tools`` or ``system`` is about the head of the prompt, one in ``messages`` or at the top
+level about all of it. Without a ``ttl`` a mark announces nothing: every prompt is cached, for
+longer than the five minutes that it would mean. ``evict_on_complete`` anywhere concerns the whole
+request.
 """
 
 from __future__ import annotations

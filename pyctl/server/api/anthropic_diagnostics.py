@@ -1,4 +1,4 @@
-"""Anthropic's ``diagnostics``: why a prompt did not resume after that of an earlier message."""
+"""Anthropic's ``diagnostics``: why a prompt did not resume where an earlier one ended."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pyctl.requests.body_reader import Body
 from pyctl.requests.cache_diagnosis import (
     CacheMiss,
     MissReason,
-    PromptRecord,
-    PromptRecords,
+    RequestRecord,
+    RequestRecords,
     diagnose,
 )
 
@@ -40,7 +40,7 @@ class _DiagnosticsBody(Body, frozen=True):
 
 @dataclass(frozen=True)
 class Diagnostics:
-    """The diagnosis that a request asks for.
+    """The requested diagnosis of a cache miss.
 
     Attributes:
         records: The records of earlier requests.
@@ -48,8 +48,8 @@ class Diagnostics:
         previous_message_id: The id of the message to compare with, empty for a first turn.
     """
 
-    records: PromptRecords
-    record: PromptRecord
+    records: RequestRecords
+    record: RequestRecord
     previous_message_id: str = ""
 
     def answer(self, n_cached: int) -> dict[str, Any] | None:
@@ -69,13 +69,13 @@ class Diagnostics:
 
 def diagnostics_of(
     values: Mapping[str, Any],
-    records: PromptRecords,
+    records: RequestRecords,
     owner: bytes,
     model: str,
     body: ConversationBody,
     prompt: Prompt,
 ) -> Diagnostics | None:
-    """Return the diagnosis that the body ``values`` of ``owner`` asks for, None for none; ``body``
+    """Return the diagnosis that the body ``values`` of ``owner`` requests, None for none; ``body``
     is its conversation, which was rendered to ``prompt`` for ``model``. Raises RequestError.
     """
     requested = values.get("diagnostics")
@@ -84,7 +84,7 @@ def diagnostics_of(
     if not isinstance(requested, dict):
         raise RequestError("'diagnostics' must be an object")
     previous = _DiagnosticsBody.from_json(requested).previous_message_id
-    record = PromptRecord.from_body(owner, model, body, prompt)
+    record = RequestRecord.from_body(owner, model, body, prompt)
     return Diagnostics(records, record, previous)
 
 

@@ -14,7 +14,7 @@ __all__ = ["changed_tools", "last_effort", "read_system_message"]
 _CHANGES = ("tool_addition", "tool_removal")
 _LIFETIMES = (None, "never", "next_user_message")
 _OWN = ("clear_at", "output_config")
-"""Members that a template would not know."""
+"""Members of this API that no template has."""
 
 
 def read_system_message(

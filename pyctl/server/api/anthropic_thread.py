@@ -1,8 +1,8 @@
 """Anthropic's ``thread``: a request that continues a conversation as the whole of it.
 
 ``{"type": "create"}`` keeps the conversation under the id of the reply; ``{"type": "continue",
-"previous_message_id": ...}`` brings only the new messages. The prompt is that of a client that
-sends everything. A thread whose request fails or is cancelled stays as it was.
+"previous_message_id": ...}`` brings only the new messages. The prompt equals the one of a
+client that sends everything. A thread whose request fails or is cancelled stays as it was.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pyctl.errors import RequestError, ThreadError, ThreadMismatchError
 from pyctl.requests.body_reader import Body, items
 from pyctl.requests.json_text import parse_json
 from pyctl.server.http import encode, requested_key
-from pyctl.server.threads import Thread, Threads
+from pyctl.server.threads import KeptThread, Threads
 
 __all__ = ["THREAD_SECONDS", "ThreadTurn", "owner_of", "read_turn", "with_thread_seconds"]
 
@@ -49,7 +49,7 @@ class ThreadTurn:
     """
 
     values: dict[str, Any]
-    thread: Thread
+    thread: KeptThread
     continued: str = ""
 
     def keep(self, threads: Threads, message_id: str, blocks: list[dict[str, Any]]) -> None:
@@ -83,7 +83,7 @@ def read_turn(values: dict[str, Any], threads: Threads, owner: bytes) -> ThreadT
     new = tuple(encode(message) for message in given)
     if body.type == "create":
         head = {name: values[name] for name in _HEAD if values.get(name) is not None}
-        thread = Thread(owner, encode(head), new)
+        thread = KeptThread(owner, encode(head), new)
         thread.check_size()
         return ThreadTurn(values, thread)
     if not body.previous_message_id:

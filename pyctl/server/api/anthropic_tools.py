@@ -1,8 +1,8 @@
 """The tools of a conversation in Anthropic's form, as its system messages add and remove them.
 
 A change leaves the head of the prompt as it is: the template shows the tools of the request, and a
-text in the place of the change adds or withdraws one. The reply may call what is offered at its
-end. A request without tools has not shown the form of calls, so added tools go to its head.
+text in the place of the change adds or withdraws one. The reply may call the tools that are offered
+at its end. A request without tools has not shown the form of calls, so added tools go to its head.
 """
 
 from __future__ import annotations

@@ -107,10 +107,12 @@ def _threads(counts: ThreadCounts) -> list[Metric]:
     return [
         _gauge("pyctl_threads", "Conversations that clients continue by id", counts.n_kept),
         _gauge("pyctl_threads_bytes", "Bytes of their texts", counts.n_bytes),
-        _counter("pyctl_threads_created_total", "Such conversations begun", counts.n_created),
+        _counter("pyctl_threads_created_total", "Such conversations created", counts.n_created),
         _counter("pyctl_threads_continued_total", "Turns that continued one", counts.n_continued),
         _counter(
-            "pyctl_threads_forgotten_total", "Those forgotten for want of room", counts.n_forgotten
+            "pyctl_threads_forgotten_total",
+            "Those forgotten when there was no more room",
+            counts.n_forgotten,
         ),
         _counter("pyctl_threads_lost_total", "Turns of one that was not here", counts.n_lost),
     ]

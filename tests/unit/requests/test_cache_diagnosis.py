@@ -11,8 +11,8 @@ from pyctl.prompt import Prompt
 from pyctl.requests.body import ConversationBody
 from pyctl.requests.cache_diagnosis import (
     CacheMiss,
-    PromptRecord,
-    PromptRecords,
+    RequestRecord,
+    RequestRecords,
     diagnose,
 )
 from tests.client import HI
@@ -25,9 +25,9 @@ BASE: dict[str, Any] = {"messages": [SYSTEM, *HI], "tools": [TOOL]}
 N_TOKENS = 2000
 
 
-def record(model: str = "toy", owner: bytes = ME, **fields: Any) -> PromptRecord:
+def record(model: str = "toy", owner: bytes = ME, **fields: Any) -> RequestRecord:
     body = ConversationBody.from_json({**BASE, **fields})
-    return PromptRecord.from_body(owner, model, body, Prompt.from_ids(range(N_TOKENS)))
+    return RequestRecord.from_body(owner, model, body, Prompt.from_ids(range(N_TOKENS)))
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_an_unknown_request_is_a_reason_without_tokens() -> None:
 
 
 def test_a_record_is_found_by_its_owner_only() -> None:
-    records = PromptRecords()
+    records = RequestRecords()
     mine = record()
     records.add("m1", mine)
     assert records.find("m1", ME) is mine
@@ -74,7 +74,7 @@ def test_a_record_is_found_by_its_owner_only() -> None:
 
 
 def test_records_are_bounded_in_number() -> None:
-    records = PromptRecords(max_records=2)
+    records = RequestRecords(max_records=2)
     for number in range(5):
         records.add(f"m{number}", record())
     assert len(records) == 2
@@ -84,7 +84,7 @@ def test_records_are_bounded_in_number() -> None:
 
 def test_records_are_bounded_in_bytes() -> None:
     one = record()
-    records = PromptRecords(max_bytes=2 * one.n_bytes)
+    records = RequestRecords(max_bytes=2 * one.n_bytes)
     for number in range(5):
         records.add(f"m{number}", one)
     assert len(records) == 2

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from pyctl.errors import LostThreadError, ThreadError
-from pyctl.server.threads import MAX_ONE_THREAD, Thread, ThreadCounts, Threads
+from pyctl.server.threads import MAX_ONE_THREAD, KeptThread, ThreadCounts, Threads
 
 ME = b"me"
 
 
-def thread(*messages: bytes, owner: bytes = ME) -> Thread:
-    return Thread(owner, b"{}", messages)
+def thread(*messages: bytes, owner: bytes = ME) -> KeptThread:
+    return KeptThread(owner, b"{}", messages)
 
 
 def is_here(threads: Threads, message_id: str, owner: bytes = ME) -> bool:
