@@ -87,6 +87,7 @@ class RequestStats:
         n_from_device: The rows that a sequence took over from cells of the device.
         restored: The id of the snapshot that was resumed from, empty without one.
         saved: The ids of the snapshots that were taken.
+        n_covered: The tokens of the deepest of them.
     """
 
     n_prompt: int
@@ -102,6 +103,7 @@ class RequestStats:
     n_from_device: int = 0
     restored: str = ""
     saved: list[str] = field(default_factory=list)
+    n_covered: int = 0
 
     @staticmethod
     def now() -> float:
@@ -118,10 +120,16 @@ class RequestStats:
             ms = (self.now() - began) * 1e3
             setattr(self, name, getattr(self, name) + ms)
 
-    def count_saved(self, name: str) -> None:
-        """Count a snapshot that was taken, under the id ``name``."""
+    @property
+    def n_written(self) -> int:
+        """The evaluated tokens that the cache has now: a later prompt can resume after them."""
+        return max(min(self.n_covered, self.n_prompt) - self.n_cached, 0)
+
+    def count_saved(self, name: str, n: int) -> None:
+        """Count a snapshot of ``n`` tokens that was taken, under the id ``name``."""
         self.n_saved += 1
         self.saved.append(name)
+        self.n_covered = max(self.n_covered, n)
 
 
 @dataclass
@@ -259,6 +267,7 @@ class CacheView:
         revision: A number that grows as soon as anything of the view is different.
         n_ends: The number of prompt ends, which are not among ``snapshots``.
         wanted: The tokens of prompts that RAM had evicted before.
+        n_evicted_early: The evicted snapshots at which a client had announced to resume.
     """
 
     n_slots: int
@@ -273,6 +282,7 @@ class CacheView:
     revision: int = 0
     n_ends: int = 0
     wanted: WantedTokens = field(default_factory=WantedTokens)
+    n_evicted_early: int = 0
 
 
 _Steps: TypeAlias = tuple[tuple[int, int], ...]
@@ -391,6 +401,7 @@ def build_cache_view(
         cache.n_refused,
         n_ends=len(cache.prompt_ends),
         wanted=replace(cache.evictor.evicted.wanted),
+        n_evicted_early=cache.evictor.n_evicted_early,
     )
 
 

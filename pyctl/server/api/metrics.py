@@ -22,6 +22,7 @@ from pyctl.processes.process_memory import resident_bytes
 from pyctl.receipts.receipt_store import ReceiptCounts
 from pyctl.server.app_state import AppState, HttpService
 from pyctl.server.models import Models
+from pyctl.server.threads import ThreadCounts
 
 __all__ = ["canary_metrics", "engine_metrics", "prometheus_text", "show", "show_all"]
 
@@ -79,6 +80,7 @@ async def _collect_metrics(service: HttpService, request: Request) -> list[Metri
     memory = {"resident": resident_bytes(), **service.counted_bytes(stats.memory)}
     canary = await asyncio.wrap_future(service.admin.canary())
     metrics = [*engine_metrics(stats, memory), *canary_metrics(canary)]
+    metrics += _threads(service.shared.threads.counts())
     if service.receipts is not None:
         storage = service.shared.pool.storage
         counts = await storage.run(request, service.receipts.store.counts)
@@ -98,6 +100,22 @@ def _receipts(counts: ReceiptCounts, n_dropped: int) -> list[Metric]:
             "Exact replies without a receipt, as it could not be written",
             n_dropped,
         ),
+    ]
+
+
+def _threads(counts: ThreadCounts) -> list[Metric]:
+    """Return the metrics of conversations that clients continue by id, of all models together."""
+    return [
+        _gauge("pyctl_threads", "Conversations that clients continue by id", counts.n_kept),
+        _gauge("pyctl_threads_bytes", "Bytes of their texts", counts.n_bytes),
+        _counter("pyctl_threads_created_total", "Such conversations created", counts.n_created),
+        _counter("pyctl_threads_continued_total", "Turns that continued one", counts.n_continued),
+        _counter(
+            "pyctl_threads_forgotten_total",
+            "Those forgotten when there was no more room",
+            counts.n_forgotten,
+        ),
+        _counter("pyctl_threads_lost_total", "Turns of one that was not here", counts.n_lost),
     ]
 
 
@@ -328,6 +346,11 @@ def _cache(view: CacheView) -> Iterator[Metric]:
         ("prewarms_total", "Prompts evaluated before a request came", totals.n_prewarms),
         ("cache_saves_total", "Snapshots taken", totals.n_saved),
         ("cache_evictions_total", "Snapshots evicted from RAM", view.n_evicted),
+        (
+            "cache_early_evictions_total",
+            "Such snapshots that a client had announced to need again by then",
+            view.n_evicted_early,
+        ),
         ("cache_refused_total", "Snapshots that could not fit into the budget", view.n_refused),
         (
             "cache_failed_restores_total",

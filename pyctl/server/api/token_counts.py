@@ -18,7 +18,14 @@ from pyctl.requests.text_limit import check_chars
 from pyctl.server.app_state import HttpService
 from pyctl.server.http import JsonResponse
 
-__all__ = ["apply_template", "chat_input_tokens", "detokenize", "n_input_tokens", "tokenize"]
+__all__ = [
+    "apply_template",
+    "chat_input_tokens",
+    "count_chat_tokens",
+    "detokenize",
+    "n_input_tokens",
+    "tokenize",
+]
 
 
 class _TokenizeBody(Body, frozen=True):
@@ -96,6 +103,15 @@ def _readable(piece: bytes) -> str | list[int]:
         return list(piece)
 
 
+def count_chat_tokens(service: HttpService, chat: Mapping[str, Any], fetched: Fetched) -> int:
+    """Return the tokens of the prompt that the fields of a chat are rendered to. Raises
+    RequestError.
+    """
+    prepared = prepare_chat(service, ConversationBody.from_json(chat), fetched=fetched)
+    check_chars(prepared.text, service.info.n_ctx)
+    return prepared.n_tokens
+
+
 async def n_input_tokens(
     service: HttpService,
     request: Request,
@@ -105,15 +121,9 @@ async def n_input_tokens(
     of a chat of its body.
     """
     body = await request.body()
-
-    def count(fetched: Fetched) -> int:
-        chat = prepare_chat(
-            service, ConversationBody.from_json(chat_of(parse_object(body))), fetched=fetched
-        )
-        check_chars(chat.text, service.info.n_ctx)
-        return chat.n_tokens
-
-    return await service.shared.pool.read(request, count)
+    return await service.shared.pool.read(
+        request, lambda fetched: count_chat_tokens(service, chat_of(parse_object(body)), fetched)
+    )
 
 
 async def chat_input_tokens(service: HttpService, request: Request) -> Response:

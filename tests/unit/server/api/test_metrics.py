@@ -220,6 +220,7 @@ def test_resident_bytes_stand_beside_counted_ones() -> None:
     assert set(counted) == {
         *("snapshots", "blocks", "in_flight", "arena"),
         *("recent_prompts", "draft_texts", "images", "tokenizer", "replies"),
+        *("threads", "request_records"),
     }
     assert counted["snapshots"] == values["pyctl_cache_ram_bytes"] > 0
     assert min(counted["recent_prompts"], counted["tokenizer"]) > 0
