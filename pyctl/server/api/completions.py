@@ -178,7 +178,8 @@ class _OpenAIReply(Reply):
 
     def usage(self, done: Done) -> dict[str, Any]:
         """Return the counts of tokens; a prompt counts once, with the first of its replies."""
-        usage = usage_json(done, self.n_reasoning)
+        has_prediction = self.prepared.has_prediction
+        usage = usage_json(done, self.n_reasoning, has_prediction=has_prediction)
         if self._repeats:
             usage |= {
                 "prompt_tokens": 0,
