@@ -31,6 +31,7 @@ SCRIPTS = (
     "builds",
     "replay",
     "request_path",
+    "prediction",
     "real",
     "soak",
     "simulate",
