@@ -85,6 +85,7 @@ class RequestStats:
             came.
         restored: The id of the snapshot that was resumed from, empty without one.
         saved: The ids of the snapshots that were taken.
+        n_covered: The tokens of the deepest of them.
     """
 
     n_prompt: int
@@ -99,6 +100,7 @@ class RequestStats:
     n_prewarmed: int = 0
     restored: str = ""
     saved: list[str] = field(default_factory=list)
+    n_covered: int = 0
 
     @staticmethod
     def now() -> float:
@@ -115,10 +117,16 @@ class RequestStats:
             ms = (self.now() - began) * 1e3
             setattr(self, name, getattr(self, name) + ms)
 
-    def count_saved(self, name: str) -> None:
-        """Count a snapshot that was taken, under the id ``name``."""
+    @property
+    def n_written(self) -> int:
+        """The evaluated tokens that the cache has now: a later prompt can resume after them."""
+        return max(min(self.n_covered, self.n_prompt) - self.n_cached, 0)
+
+    def count_saved(self, name: str, n: int) -> None:
+        """Count a snapshot of ``n`` tokens that was taken, under the id ``name``."""
         self.n_saved += 1
         self.saved.append(name)
+        self.n_covered = max(self.n_covered, n)
 
 
 @dataclass

@@ -18,13 +18,14 @@ A conversation is a chain of snapshots. One that is used again resumes
   density is the same one, measured from the end of the opening, with the weight ``head``: text
   about the day, the folder or the task stands late in an opening;
 - after its first boundary, when a client clears or summarises it: the system message and the tools
-  stay, with the weight ``system``. 98 of 104 rewrites in these sessions leave within the opening.
+  stay, with the weight ``system``. 98 of 104 rewrites in these sessions leave within the opening;
+- where its client announced to resume (`Retention`), with the weight ``announced``.
 
-All of it decays with the square of the time since the last use, to 1/2 after ``half_life``: bytes
-are held for a time, so a snapshot counts by the rate at which it is used, not by whether it ever
-will be. Of the conversations in 30 recorded sessions, three at once (`bench.traces`), 77 % go on
-with the next request, 9 % with the fourth if not before, 0.9 % with the 16th, 0.08 % with the 64th.
-`bench.policy --weights` shows the gain of each weight.
+All but the last decays with the square of the time since the last use, to 1/2 after ``half_life``:
+bytes are held for a time, so a snapshot counts by the rate at which it is used, not by whether it
+ever will be. Of the conversations in 30 recorded sessions, three at once (`bench.traces`), 77 % go
+on with the next request, 9 % with the fourth if not before, 0.9 % with the 16th, 0.08 % with the
+64th. `bench.policy --weights` shows the gain of each weight.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ class Likelihoods:
         turn: The snapshot before the user's newest message. Clients that rewrite a history when the
             user speaks again keep it up to there.
         max_again: The maximum number of times that ``again`` counts.
+        announced: A client announced to resume here. It counts in full until then.
     """
 
     end: float = 0.65
@@ -79,6 +81,7 @@ class Likelihoods:
     again: float = 0.5
     turn: float = 0.5
     max_again: int = 8
+    announced: float = 1.0
 
 
 class CostAwareEviction(Generic[K]):
@@ -100,15 +103,17 @@ class CostAwareEviction(Generic[K]):
         costs: Costs | None = None,
         *,
         half_life: float = SAME_MOMENT_SECONDS,
+        seconds: Callable[[], float] = time.monotonic,
     ) -> None:
         """Rank the snapshots of ``tree``. ``clock`` and ``half_life`` have one unit, seconds by
-        default.
+        default; ``seconds`` is the clock of announcements.
         """
         self._tree = tree
         self._freed = freed
         self._clock = clock
         self._costs = costs or Costs()
         self.half_life = half_life
+        self._seconds = seconds
         self.likelihoods = Likelihoods()
         self._heap: list[tuple[float, int, TreeNode[K]]] = []
         self._count = itertools.count()
@@ -152,6 +157,24 @@ class CostAwareEviction(Generic[K]):
         """Return the seconds that a snapshot is expected to save, in all or per freed byte."""
         self._rank(self._per_byte)
         return self._value(self._tree[key], per_byte=per_byte)
+
+    def announce(self, key: K, seconds: float) -> None:
+        """Expect another resume at ``key`` within ``seconds``; the later of two announcements
+        counts.
+        """
+        node = self._tree[key]
+        node.announced_until = max(node.announced_until, self._seconds() + seconds)
+        self._tree.changed.add(node)
+
+    def withdraw(self, key: K) -> None:
+        """Forget the announcements of ``key``."""
+        node = self._tree[key]
+        node.announced_until = 0.0
+        self._tree.changed.add(node)
+
+    def is_announced(self, key: K) -> bool:
+        """Return whether a client's announcement to resume at ``key`` still counts."""
+        return self._is_announced(self._tree[key])
 
     def combined_value(self, keys: Collection[K]) -> float:
         """Return the seconds that would be lost if all given snapshots were evicted."""
@@ -215,7 +238,12 @@ class CostAwareEviction(Generic[K]):
         if n_partings > 0:
             n_counted = min(n_partings, weights.max_again)
             total += weights.again * n_counted * self._decay(node.used)
+        if self._is_announced(node):
+            total += weights.announced
         return total
+
+    def _is_announced(self, node: TreeNode[K]) -> bool:
+        return node.announced_until > 0 and node.announced_until > self._seconds()
 
     def _p_rewind(self, length: int, start: int, stop: int) -> float:
         """Return the probability that a conversation of ``length`` tokens resumes before its end,

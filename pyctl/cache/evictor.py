@@ -20,6 +20,7 @@ class Evictor:
         on_evict: The function that gets each snapshot before its eviction, all its rows still
             there, and the seconds that it was expected to save. It may not change the cache.
         n_evicted: Snapshots that were evicted since the start.
+        n_evicted_early: Evicted snapshots at which a client had announced to resume.
     """
 
     def __init__(
@@ -27,6 +28,7 @@ class Evictor:
     ) -> None:
         self.on_evict: Callable[[Snapshot, float], None] = lambda snapshot, worth: None
         self.n_evicted = 0
+        self.n_evicted_early = 0
         self._index = index
         self._budget = budget
         self._policy = policy
@@ -34,6 +36,8 @@ class Evictor:
     def evict(self, snapshot: Snapshot) -> None:
         """Evict ``snapshot``."""
         self.on_evict(snapshot, self._policy.value(snapshot))
+        if self._policy.is_announced(snapshot):
+            self.n_evicted_early += 1
         self._index.remove(snapshot)
         self.n_evicted += 1
 

@@ -18,6 +18,7 @@ from pyctl.cache.plan import DEFAULT_STEP
 from pyctl.cache.reads import Reading, Reads
 from pyctl.cache.recent import RecentMatches, RecentPrompts
 from pyctl.cache.resume_points import ResumePoints
+from pyctl.cache.retention import NO_RETENTION, Retention
 from pyctl.cache.snapshot import (
     Block,
     BlockBytes,
@@ -61,6 +62,7 @@ class CacheRequest:
         may_read_prompts: Whether the client may learn the texts of other clients. Otherwise it
             resumes in whole blocks of tokens.
         disk_policy: The policy that replaces the server's, None for the server's.
+        retention: The announcement of its client about the next use of the prompt.
         background: Whether no client waits for it.
         after: The request whose continuation it prepares, None for others.
     """
@@ -70,8 +72,14 @@ class CacheRequest:
     cache_prompt: bool = True
     may_read_prompts: bool = True
     disk_policy: DiskPolicy | None = None
+    retention: Retention = NO_RETENTION
     background: bool = False
     after: CacheRequest | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def may_save(self) -> bool:
+        """True if snapshots of the prompt and its reply may stay after the request."""
+        return self.cache_prompt and not self.retention.evict_on_complete
 
 
 @dataclass(frozen=True)

@@ -95,6 +95,8 @@ class PrefixCache:
             lookup = self._restorer.find(lookup, seq)
             if request.after is not None:
                 return lookup  # a next turn that is prepared: no client sent it yet
+            if not request.may_save:
+                return lookup  # nothing of it stays, also not for comparisons
             recent = self.recent.compare(prompt)
             # Drafts from a planted text would show in the pace of replies to others whether it
             # holds a piece of theirs.
@@ -192,6 +194,28 @@ class PrefixCache:
         snapshots = (self.cache.get(plan.match.prefix(n)) for n in plan.persist if n)
         self.write_back.write([snapshot for snapshot in snapshots if snapshot is not None])
 
+    def announce(self, lookup: CacheLookup) -> None:
+        """Let evictions take into account when the client of an evaluated prompt needs it again.
+
+        The announcement for the end of an earlier turn moves on to this one's, since it is there
+        that the conversation resumes.
+        """
+        retention = lookup.request.retention
+        if not lookup.facts.cached or not retention.is_announced:
+            return
+        policy = self.cache.policy
+        deepest_first = self.cache.lookup(lookup.match, len(lookup.request.prompt))
+        n_system = lookup.facts.n_system
+        head = next((snapshot for snapshot in deepest_first if snapshot.n <= n_system), None)
+        if retention.prompt_seconds and deepest_first:
+            end, *earlier = deepest_first
+            for snapshot in earlier:
+                if snapshot is not head:
+                    policy.withdraw(snapshot)
+            policy.announce(end, retention.prompt_seconds)
+        if retention.head_seconds and head is not None:
+            policy.announce(head, retention.head_seconds)
+
     def park(self, seq: LiveSequence) -> None:
         """Empty ``seq`` after a snapshot of its end if that is worth it."""
         self._park(seq, 0, RequestStats(n_prompt=0), PARK_MIN)
@@ -226,7 +250,7 @@ class PrefixCache:
         boundaries = request.prompt.boundaries
         return PromptFacts(
             turn=self.cache.turn,
-            cached=request.cache_prompt,
+            cached=request.may_save,
             for_disk=may_use_disk(request, self.disk),
             n_header=request.prompt.end,
             n_opening=request.prompt.opening,

@@ -40,6 +40,7 @@ class TreeNode(Generic[K]):
         used: When the snapshot itself was used last, in units of the caller's clock.
         hits: How many times it was used.
         is_turn: Whether it lies before the user's newest message (`Prompt.turn`).
+        announced_until: Until when a client has announced to resume here, in monotonic seconds.
         parent: The deepest shallower snapshot on its chain. Without this node its prompts would
             resume there.
         children: The snapshots whose parent it is.
@@ -56,6 +57,7 @@ class TreeNode(Generic[K]):
     used: float
     hits: int = 0
     is_turn: bool = False
+    announced_until: float = 0.0
     parent: TreeNode[K] | None = None
     children: set[TreeNode[K]] = field(default_factory=set)
 

@@ -77,7 +77,7 @@ class Saver:
             snapshot.is_turn = snapshot.n == plan.turn
             if self._cache.add(snapshot):
                 seq.covered = Coverage(snapshot.segment, seq.n)
-                stats.count_saved(prefix.name)
+                stats.count_saved(prefix.name, prefix.n)
                 self._copy_early(snapshot, covered.n)
             self._device.release_rejected(snapshot)
         except (StateError, MemoryError) as error:
@@ -91,12 +91,15 @@ class Saver:
         stats: RequestStats,
         output: Callable[[], Block],
         n_alike: int = 0,
+        *,
+        is_expected: bool = False,
     ) -> None:
         """Save the end of a prompt that ``seq`` has just reached, with the ``output`` there, for
         equal prompts: see `PromptEnds`.
 
         It is worth room that others have if the same was asked before, ``n_alike`` others wait with
-        it, or much of it lies after the last batch end; else it takes spare bytes only.
+        it, its client announced to send it again (``is_expected``), or much of it lies after the
+        last batch end; else it takes spare bytes only.
         """
         with stats.timed("save_ms"):
             recent = lookup.recent
@@ -111,7 +114,7 @@ class Saver:
             if self._exact and not exact:
                 return  # a cold run would have evaluated other batches
             is_long = seq.n - last_begin >= MIN_END_TOKENS
-            is_wanted = n_alike > 0 or is_long or recent.has_whole
+            is_wanted = n_alike > 0 or is_expected or is_long or recent.has_whole
             n_bytes = self._memory.state_size(seq.id, (seq.n,))
             if not self._cache.prompt_ends.may_add(n_bytes, is_wanted=is_wanted):
                 return

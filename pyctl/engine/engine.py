@@ -355,8 +355,16 @@ class Engine:
             reply.first()
             is_alone = not active.ran_concurrently
             n_alike = self.waiting.n_alike(active, self.running)
-            cache.saver.save_end(seq, lookup, stats, self.backend.output, n_alike)
+            cache.saver.save_end(
+                seq,
+                lookup,
+                stats,
+                self.backend.output,
+                n_alike,
+                is_expected=request.is_prefill_only,
+            )
             cache.persist(plan)
+            cache.announce(lookup)
             prompt = request.prompt.tokens
             with self.speculation.following(
                 active.id,
@@ -370,6 +378,8 @@ class Engine:
         cache.totals.add(stats, reply.n_predicted, saved_seconds)
         self.counters.count_reply(timings)
         self.replies.append((self.clock(), timings))
+        if request.is_prefill_only:
+            self.prewarms.record_sent_ahead(lookup.match, stats)
         receipt = self._record(request, reply.trace, stats, plan)
         handle.put(Done(reply.stop_type, reply.stopping_word, timings, stats, seq.id, receipt))
 

@@ -64,6 +64,11 @@ class Request(CacheRequest):
     control_texts: Mapping[int, bytes] = field(default_factory=dict)
     prediction: tuple[int, ...] = field(default=(), repr=False)
 
+    @property
+    def is_prefill_only(self) -> bool:
+        """True if a client waits until its prompt is in the cache, and for no reply."""
+        return self.max_tokens == 0 and not self.background
+
 
 MAX_POSITIONS = 64
 """Draft positions with separate counts."""

@@ -8,6 +8,7 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 
+from pyctl.cache.retention import MAX_SECONDS, Retention
 from pyctl.errors import RequestError
 from pyctl.requests.body_reader import (
     Body,
@@ -37,6 +38,7 @@ __all__ = [
     "GenerationBody",
     "InfillBody",
     "ReasoningOptions",
+    "RetentionBody",
     "StopConditions",
     "StructuredOutput",
 ]
@@ -203,6 +205,18 @@ class ReasoningOptions(Body, frozen=True):
     ] = None
 
 
+class RetentionBody(Body, frozen=True):
+    """The field ``cache_retention``: see `Retention`."""
+
+    prompt_seconds: Annotated[int, Integer(0, MAX_SECONDS)] = 0
+    head_seconds: Annotated[int, Integer(0, MAX_SECONDS)] = 0
+    evict_on_complete: bool = False
+
+    def build(self) -> Retention:
+        """Return the announcement for the cache."""
+        return Retention(self.prompt_seconds, self.head_seconds, self.evict_on_complete)
+
+
 class GenerationBody(Body, frozen=True):
     """The fields of every request that generates. ``n`` is replies per prompt; ``n_probs`` None
     means no log-probabilities, 0 no alternatives to the reply's tokens; ``sampling`` holds members
@@ -219,6 +233,7 @@ class GenerationBody(Body, frozen=True):
     seq: Annotated[int, _seq, Names("id_slot")] = -1
     cache_prompt: bool | None = None
     prefix_cache: Any = None
+    retention: Annotated[RetentionBody, Names("cache_retention")] = RetentionBody()
     structured: Annotated[StructuredOutput, Flattened(StructuredOutput.from_json)] = (
         StructuredOutput()
     )

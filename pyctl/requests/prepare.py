@@ -130,6 +130,7 @@ def _engine_request(
         n_probs=body.n_probs,
         cache_prompt=settings.cache_prompt if body.cache_prompt is None else body.cache_prompt,
         disk_policy=_disk_policy(service, body),
+        retention=body.retention.build(),
         # The headers of a stream wait for the first report.
         return_progress=body.options.stream,
         reasoning=requested.reasoning,
@@ -195,7 +196,7 @@ def _splitter(
     if chat is None:
         return ReplySplitter(ReasoningSplitter(None, "content"))
     # A client may forbid the cache, and without a reply there is no next turn.
-    leaves_next_turn = request.cache_prompt and request.max_tokens != 0
+    leaves_next_turn = request.may_save and not request.is_prefill_only
     prewarms = service.settings.warm_next and is_alone and leaves_next_turn
 
     def prewarm_next(message: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 
+from pyctl.cache.cache_stats import RequestStats
 from pyctl.cache.lookup import CacheLookup
 from pyctl.cache.plan import MIN_BATCH, snapshot_ends
 from pyctl.cache.ports import CacheRequest
@@ -223,6 +224,17 @@ class Prewarms:
         """
         if n <= first:
             return
+        self._record_ready(match, first, n)
+        active.n_prewarmed += n - first
+
+    def record_sent_ahead(self, match: PromptMatch, stats: RequestStats) -> None:
+        """Record a prompt that a client has sent ahead and waited for."""
+        if not stats.n_evaluated:
+            return
+        self._record_ready(match, stats.n_cached, stats.n_prompt)
+        self._prefix_cache.totals.n_prewarms += 1
+
+    def _record_ready(self, match: PromptMatch, first: int, n: int) -> None:
         n_evaluated = n - first
         n_before = 0
         if first:
@@ -230,7 +242,6 @@ class Prewarms:
         self._ready[match.prefix(n)] = n_before + n_evaluated
         if len(self._ready) > MAX_READY:
             self._ready.popitem(last=False)
-        active.n_prewarmed += n_evaluated
         self._prefix_cache.totals.n_prewarmed += n_evaluated
 
     def evaluated(self, lookup: CacheLookup, replaced: Prefix | None) -> None:

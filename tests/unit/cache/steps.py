@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.cache.device_limits import DeviceLimits
-from pyctl.cache.disk_policy import DiskPolicy
 from pyctl.cache.lookup import CacheLookup, CachePlan
 from pyctl.cache.plan import batch_ends
 from pyctl.cache.ports import CacheRequest
@@ -27,16 +25,7 @@ N_UBATCH = 64
 CAPACITY = 4096
 
 
-@dataclass
-class Asked:
-    """A request, as far as the cache looks at it."""
-
-    prompt: Prompt
-    cache_prompt: bool = True
-    may_read_prompts: bool = True
-    disk_policy: DiskPolicy | None = None
-    background: bool = False
-    after: CacheRequest | None = None
+Asked = CacheRequest
 
 
 def prompt_of(seed: int, n: int = 400, boundaries: Iterable[int] = (100, 250)) -> Prompt:
@@ -120,6 +109,7 @@ class Steps:
                     self.cache.saver.save(self.seq, plan, stats)
         stats.n_evaluated = len(prompt) - stats.n_cached
         self.cache.persist(plan)
+        self.cache.announce(lookup)
         return stats
 
     def digest(self) -> bytes:

@@ -89,8 +89,8 @@ def test_times_of_several_blocks_add_up() -> None:
 
 def test_saved_snapshots_are_counted_with_their_ids() -> None:
     stats = RequestStats(10)
-    stats.count_saved("100-ab")
-    stats.count_saved("200-cd")
+    stats.count_saved("100-ab", 100)
+    stats.count_saved("200-cd", 200)
     assert stats.n_saved == 2
     assert stats.saved == ["100-ab", "200-cd"]
 

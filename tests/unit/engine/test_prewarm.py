@@ -478,3 +478,43 @@ def test_it_ends_with_the_server_and_sleeps_with_it() -> None:
     assert isinstance(end, Done) or (
         isinstance(end, Failed) and isinstance(end.error, UnavailableError)
     )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_client_may_wait_until_its_prompt_is_in_the_cache(kind: Any) -> None:
+    """A request for no tokens samples none; the prompt that it was for evaluates nothing, and its
+    reply is that of a cold run.
+    """
+    backend = FakeBackend(kind)
+    engine = engine_of(backend)
+    prompt = drive.chat((1, 300))
+    sent_ahead = ask(engine, prompt, 0)
+    assert sent_ahead.tokens == []
+    assert sent_ahead.done.stop_type == "limit"
+    assert sent_ahead.done.timings.n_predicted == 0
+    assert sent_ahead.done.stats.n_evaluated == len(prompt)
+    assert engine.prefix_cache.totals.n_prewarms == 1
+    reply = ask(engine, prompt)
+    assert reply.done.stats.n_evaluated == 0
+    assert reply.done.stats.n_prewarmed == len(prompt)
+    assert reply.tokens == run_cold(FakeBackend(kind), prompt).tokens
+    check_invariants(engine.prefix_cache.cache)
+
+
+def test_a_full_cache_makes_room_for_a_prompt_that_is_sent_ahead() -> None:
+    """Its end would otherwise take spare bytes only, and there are none."""
+    spare = engine_of(FakeBackend(), budget=None)
+    ask(spare, drive.chat((1, 300)), 0)
+    needed = spare.prefix_cache.cache.n_bytes
+    engine = engine_of(FakeBackend(), budget=needed)
+    ask(engine, drive.chat((2, 300)))
+    ask(engine, drive.chat((1, 300)), 0)
+    assert len(engine.prefix_cache.cache.prompt_ends) == 1
+    check_invariants(engine.prefix_cache.cache)
+
+
+def test_what_is_sent_ahead_twice_counts_once() -> None:
+    engine = engine_of(FakeBackend())
+    for _ in range(2):
+        ask(engine, drive.chat((1, 300)), 0)
+    assert engine.prefix_cache.totals.n_prewarms == 1

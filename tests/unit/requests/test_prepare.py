@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from pyctl.cache.retention import MAX_SECONDS, NO_RETENTION, Retention
 from pyctl.engine.sampling import RANDOM_SEED, Sampling
-from pyctl.errors import ContextSizeError
+from pyctl.errors import ContextSizeError, RequestError
 from pyctl.requests.body import ChatBody, CompletionBody
 from pyctl.requests.prepare import prepare, prepare_prewarm
 from pyctl.requests.prepared_reply import PreparedReply
 from pyctl.requests.reply_settings import ReplySettings
+from pyctl.requests.request_pool import PostReplyQueue
 from tests.client import HI
 from tests.unit.server.fake import N_CTX, Bench, play
 
@@ -78,3 +80,36 @@ def test_a_request_overrides_the_grammar_of_the_server(
     (reply,) = prepare(service, ChatBody.from_json({"messages": HI, **fields}))
     assert reply.chat is not None
     assert reply.request.sampling.grammar == grammar
+
+
+def test_a_request_announces_its_next_use() -> None:
+    announced = {"prompt_seconds": 300, "head_seconds": 3600, "evict_on_complete": True}
+    (reply,) = replies(cache_retention=announced)
+    assert reply.request.retention == Retention(300, 3600, evict_on_complete=True)
+    assert replies()[0].request.retention == NO_RETENTION
+
+
+@pytest.mark.parametrize(
+    "announced",
+    [{"prompt_seconds": -1}, {"head_seconds": MAX_SECONDS + 1}, {"evict_on_complete": 1}, "5m", []],
+)
+def test_an_announcement_that_makes_no_sense_is_refused(announced: Any) -> None:
+    with pytest.raises(RequestError):
+        replies(cache_retention=announced)
+
+
+@pytest.mark.parametrize(
+    ("fields", "n_prepared"),
+    [({}, 1), ({"max_tokens": 0}, 0), ({"cache_retention": {"evict_on_complete": True}}, 0)],
+)
+def test_a_next_turn_is_prepared_only_after_a_reply_that_stays(
+    monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], n_prepared: int
+) -> None:
+    added: list[Any] = []
+    monkeypatch.setattr(PostReplyQueue, "add", lambda queue, function: added.append(function))
+    service = Bench(play("x"), replies=ReplySettings(warm_next=True)).service
+    service = replace(service, settings=ReplySettings(warm_next=True))
+    (reply,) = prepare(service, ChatBody.from_json({"messages": HI, **fields}))
+    reply.splitter.feed("x")
+    reply.splitter.finish()
+    assert len(added) == n_prepared
