@@ -1,12 +1,12 @@
 """The gain of predicted outputs (``prediction``) when a model writes a whole file again.
 
     python -m bench.prediction                     # models of tools/real_models.py
-    python -m bench.prediction -m MODEL... --tokens 400 --repeat 3
+    python -m bench.prediction -m MODEL... --tokens 400 --repeat 5
 
 A chat asks for a file of Python with one name replaced, and the reply is greedy. Two servers,
 without drafts and with those of `cache`, each answer without a prediction and with the old file as
-one. The cache and its texts are dropped before each reply, so `cache` copies from the prompt alone.
-All four take turns. Rates are the server's own ("timings"), medians; "gain" is the median of the
+one. Cached prompts and remembered texts are dropped before each reply, so `cache` copies from the prompt
+alone. All four take turns. Rates are the server's own ("timings"), medians; "gain" is the median of the
 ratios to the reply without drafts of the same round. Accepted and rejected are
 ``accepted_prediction_tokens`` and ``rejected_prediction_tokens`` of the last round. "same text"
 counts the replies that equal the one without drafts: without --exact, a batch of another width may
@@ -96,8 +96,6 @@ def servers_of(model: str, flags: Sequence[str]) -> Iterator[dict[str, ServerPro
             command = [*PYCTL_SERVE, "-m", model, "--spec-type", spec_type, *flags]
             server = ServerProcess(command, directory / f"{name}.log")
             servers[name] = stack.enter_context(server)
-        for server in servers.values():
-            server.start()
         yield servers
 
 
@@ -139,8 +137,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__)
     real = [str(path_of(name)) for name in MODELS if name != "gemma3" and path_of(name).is_file()]
     parser.add_argument("-m", "--models", nargs="+", default=real or [str(builtin_model())])
-    parser.add_argument("--chars", type=int, default=1800, help="characters of the file")
-    parser.add_argument("--tokens", type=int, default=400, help="the maximum tokens of a reply")
+    parser.add_argument("--chars", type=int, default=1000, help="characters of the file")
+    parser.add_argument("--tokens", type=int, default=280, help="the maximum tokens of a reply")
     parser.add_argument("--repeat", type=int, default=3)
     quick: dict[str, Any] = {"models": [str(builtin_model())], "chars": 200, "tokens": 8}
     options = parse(parser, argv, **quick, repeat=1)
