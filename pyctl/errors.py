@@ -12,7 +12,9 @@
     - TooLargeError        a body over the limit (HTTP 413)
     - ContentCodingError   a body compressed in an unknown way (HTTP 415)
     - NotSupportedError    a feature that this model or build lacks (HTTP 501)
-    - ThreadError          Anthropic's `thread`: this server keeps no conversations (HTTP 400)
+    - ThreadError          a conversation that cannot be kept as Anthropic's `thread` (HTTP 400)
+    - ThreadMismatchError  a request that changes a fixed field of its `thread` (HTTP 400)
+    - LostThreadError      a `thread` that is not here, or no longer (HTTP 404)
   + UnavailableError       shutting down (HTTP 503)
     - BusyError            the queue is full (HTTP 503 with Retry-After)
     - LoadingError         the model is not loaded yet (HTTP 503 with Retry-After)
@@ -27,6 +29,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 __all__ = [
     "AuthenticationError",
     "BusyError",
@@ -38,6 +42,7 @@ __all__ = [
     "ForbiddenError",
     "LibraryMismatchError",
     "LoadingError",
+    "LostThreadError",
     "ModelError",
     "NotFoundError",
     "NotSupportedError",
@@ -49,6 +54,7 @@ __all__ = [
     "RequestError",
     "StateError",
     "ThreadError",
+    "ThreadMismatchError",
     "TooLargeError",
     "UnavailableError",
 ]
@@ -124,14 +130,35 @@ class NotSupportedError(RequestError):
 
 
 class ThreadError(RequestError):
-    """The request names a conversation that the server would have to keep, and may lack its earlier
-    messages.
+    """The request asks for its conversation to be kept, which is not possible; Anthropic's SDK then
+    sends all of it with each turn. ``unsupported`` are the fields that are in the way.
+    """
+
+    def __init__(self, text: str, unsupported: tuple[str, ...] = ()) -> None:
+        super().__init__(text)
+        self.unsupported = unsupported
+
+
+class ThreadMismatchError(RequestError):
+    """The request would change ``fields`` that a conversation has from its first turn on."""
+
+    def __init__(self, fields: Sequence[str]) -> None:
+        names = " and ".join(f"'{name}'" for name in fields)
+        super().__init__(
+            f"{names} cannot change within a thread: leave out what the thread has, or send the "
+            "whole conversation with 'thread' of type create"
+        )
+
+
+class LostThreadError(RequestError):
+    """No conversation with the requested id is here, or no longer; Anthropic's SDK then starts a
+    new one with all of its messages.
     """
 
     def __init__(self) -> None:
         super().__init__(
-            "'thread' is not supported: no conversation is kept here; "
-            "send all of it without 'thread'"
+            "no thread ends with 'thread.previous_message_id'; send the whole conversation with "
+            "'thread' of type create"
         )
 
 

@@ -2,6 +2,7 @@
 
     python -m bench.simulate --hours 24 --seed 7
     python -m bench.simulate --seconds 180 --seed 7       # as far as it gets
+    python -m bench.simulate --households 15 --seed 1     # a year, shared by seeds 1 to 15
     python -m bench.simulate --seed 7 --until 3763        # the same, up to that step
     python -m bench.simulate --plant "lost sync of a file"
     python -m bench.simulate --plant all
@@ -24,11 +25,10 @@ import argparse
 import os
 import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
+from multiprocessing import get_context
 
 from bench.simulate.planted import PLANTED, plant
 from pyctl.processes.module_command import module_command
@@ -44,9 +44,6 @@ PLANTED_SEEDS = 3
 PLANTED_HOURS = 48.0
 """A planted fault has to show in so many hours of so many seeds."""
 
-FAST = Path("/dev/shm")
-"""A directory in memory, if the system has one: syncs are simulated anyway."""
-
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the simulation; SystemExit with 1 if anything is wrong."""
@@ -56,11 +53,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--hours", type=float, default=8760.0, help="of the clients' time")
     parser.add_argument("--seconds", type=float, default=0.0, help="end after these; 0 = never")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--households",
+        type=int,
+        default=1,
+        metavar="N",
+        help="run N at once, with the seeds from --seed on, each for its part of --hours",
+    )
     parser.add_argument("--until", type=int, default=0, metavar="STEP", help="end at this step")
     parser.add_argument("--plant", metavar="NAME", help=f"{', '.join(PLANTED)}; or all")
     parser.add_argument("--quick", action="store_true", help="smoke test: two hours")
     parser.add_argument("--keep", action="store_true", help="write the tables to bench/results")
     options = parser.parse_args(argv)
+    if options.households < 1 or (options.households > 1 and options.until):
+        parser.error("--households is at least 1, and exactly 1 with --until")
     if options.quick and options.keep:
         parser.error("--quick measures nothing that is worth keeping")
     if options.quick:
@@ -81,36 +87,23 @@ def main(argv: Sequence[str] | None = None) -> None:
         _simulate(options)
 
 
-@contextmanager
-def _directory() -> Iterator[Path]:
-    """Yield an empty directory, in memory if that is possible."""
-    parent = FAST if os.access(FAST, os.W_OK) else None
-    with tempfile.TemporaryDirectory(dir=parent) as directory:
-        yield Path(directory)
-
-
 def _simulate(options: argparse.Namespace) -> None:
-    """Run the simulation and print its table; SystemExit with 1 if anything is wrong."""
-    from bench.simulate.audit import WrongError  # not before a fault could be planted
-    from bench.simulate.household import Household
-    from bench.simulate.report import show_run
-    from bench.traces.recording import read_sessions
+    """Run the households side by side, each in a process of its own if there are several, and print
+    their table; SystemExit with 1 if anything is wrong.
+    """
+    # Not before a fault could be planted.
+    from bench.simulate.report import show_runs
+    from bench.simulate.run import run_household
 
-    clock = time.monotonic
-    began = clock()
-    hours = 0.0
-    wrong = ""
-    with _directory() as directory:
-        household = Household(read_sessions(), options.seed, directory, options.until)
-        try:
-            for so_far in household.run(options.hours):
-                hours = so_far
-                if options.seconds and clock() - began > options.seconds:
-                    break
-        except WrongError as error:
-            wrong = str(error)
-    show_run(household, options.seed, hours, clock() - began, wrong, keep=options.keep)
-    if wrong:
+    hours = options.hours / options.households
+    seeds = range(options.seed, options.seed + options.households)
+    if options.households == 1:
+        runs = [run_household(options.seed, hours, options.seconds, options.until)]
+    else:
+        with ProcessPoolExecutor(options.households, mp_context=get_context("spawn")) as pool:
+            runs = list(pool.map(run_household, seeds, repeat(hours), repeat(options.seconds)))
+    show_runs(runs, keep=options.keep)
+    if any(run.wrong for run in runs):
         raise SystemExit(1)
 
 
@@ -118,20 +111,13 @@ def _find_planted(name: str, first_seed: int) -> None:
     """Look for the planted fault ``name`` with seeds from ``first_seed`` on. SystemExit if none
     finds it.
     """
-    from bench.simulate.audit import WrongError
-    from bench.simulate.household import Household
-    from bench.traces.recording import read_sessions
+    from bench.simulate.run import run_household
 
-    sessions = read_sessions()
     for seed in range(first_seed, first_seed + PLANTED_SEEDS):
-        with _directory() as directory:
-            household = Household(sessions, seed, directory)
-            try:
-                for _ in household.run(PLANTED_HOURS):
-                    continue
-            except WrongError as error:
-                print(f"{name}\tseed {seed}\tstep {household.log.step}\t{error}", flush=True)
-                return
+        run = run_household(seed, PLANTED_HOURS)
+        if run.wrong:
+            print(f"{name}\tseed {seed}\tstep {run.n_steps}\t{run.wrong}", flush=True)
+            return
     raise SystemExit(f"{name}: not found with {PLANTED_SEEDS} seeds of {PLANTED_HOURS:g} hours")
 
 

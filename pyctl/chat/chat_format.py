@@ -49,7 +49,8 @@ _NEXT_TEXTS = "0", "x"
 @dataclass(frozen=True)
 class ChatRequest:
     """A chat request. ``messages``, ``tools`` and ``tool_choice`` are as it sent them, in OpenAI's
-    form.
+    form. ``callable_tools`` are the tools that the reply may call, None for all that the template
+    shows.
 
     ``template_kwargs`` are variables of the template. With ``continue_final_message`` the reply
     continues the last message; with ``prefill_assistant`` it does so whenever that is the
@@ -60,6 +61,7 @@ class ChatRequest:
 
     messages: object
     tools: object = None
+    callable_tools: object = None
     tool_choice: object = None
     parallel_tool_calls: bool = True
     parse_tool_calls: bool = True
@@ -162,8 +164,9 @@ class ChatFormat:
         """
         ordered, remember = self.orders.with_remembered_key_order(request.tools)
         request = replace(request, tools=ordered)
-        tools, callables = read_tools(
-            request.tools,
+        tools = template_tools(request.tools)
+        _, callables = read_tools(
+            request.tools if request.callable_tools is None else request.callable_tools,
             request.tool_choice,
             parallel=request.parallel_tool_calls,
             parse=request.parse_tool_calls,

@@ -69,6 +69,11 @@ class Request(CacheRequest):
         """True if a client waits until its prompt is in the cache, and for no reply."""
         return self.max_tokens == 0 and not self.background
 
+    @property
+    def is_prefill_only(self) -> bool:
+        """True if a client waits until its prompt is in the cache, and for no reply."""
+        return self.max_tokens == 0 and not self.background
+
 
 MAX_POSITIONS = 64
 """Draft positions with separate counts."""

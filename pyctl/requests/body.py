@@ -297,11 +297,13 @@ class ConversationBody(Body, frozen=True):
     template can.
 
     ``enable_thinking`` is a switch in the words of several APIs, None if they leave it to
-    ``chat_template_kwargs``.
+    ``chat_template_kwargs``. ``callable_tools`` are those that the reply may call, None for all
+    that the template shows.
     """
 
     messages: Any = None
     tools: Any = None
+    callable_tools: Any = None
     tool_choice: Any = None
     parse_tool_calls: bool = True
     parallel_tool_calls: bool | None = None

@@ -51,6 +51,7 @@ def chat_request(service: Service, body: ConversationBody, fetched: Fetched) -> 
     return ChatRequest(
         load_images(body.messages, service.image_sources(fetched)),
         tools=body.tools,
+        callable_tools=body.callable_tools,
         tool_choice=body.tool_choice,
         parallel_tool_calls=parallel_calls(service, body.parallel_tool_calls),
         prefill_assistant=service.settings.prefill_assistant,

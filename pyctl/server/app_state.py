@@ -15,10 +15,12 @@ from pyctl.engine.handle import RequestHandle
 from pyctl.mcp.toolbox import ToolBox
 from pyctl.page.markdown_process import MarkdownProcess
 from pyctl.receipts.receipt_writer import ReceiptWriter
+from pyctl.requests.cache_diagnosis import PromptRecords
 from pyctl.requests.service import Service, SharedState
 from pyctl.server.kept_streams import KeptStreams
 from pyctl.server.saved_days import SavedDays
 from pyctl.server.server_settings import ServerSettings
+from pyctl.server.threads import Threads
 
 __all__ = ["AppState", "HttpService"]
 
@@ -39,6 +41,10 @@ class AppState(SharedState):
     markdown: MarkdownProcess = field(default_factory=MarkdownProcess)
     tools: ToolBox = field(default_factory=ToolBox)
     calls: set[asyncio.Future[dict[str, Any]]] = field(default_factory=set)
+    threads: Threads = field(default_factory=Threads)
+    """The conversations that clients continue by id."""
+    prompt_records: PromptRecords = field(default_factory=PromptRecords)
+    """The requests that clients compare later ones with."""
     saved: SavedDays = field(default_factory=SavedDays)
     """The time that the cache saved all clients."""
 

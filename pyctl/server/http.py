@@ -20,11 +20,13 @@ from pyctl.errors import (
     ContentCodingError,
     ContextSizeError,
     ForbiddenError,
+    LostThreadError,
     NotFoundError,
     NotSupportedError,
     PyctlError,
     RequestError,
     ThreadError,
+    ThreadMismatchError,
     TooLargeError,
     UnavailableError,
 )
@@ -128,6 +130,7 @@ _KINDS: dict[type[BaseException], tuple[int, str]] = {
     AuthenticationError: (401, "authentication_error"),
     ForbiddenError: (403, "permission_error"),
     NotFoundError: (404, "not_found_error"),
+    LostThreadError: (404, "not_found_error"),
     TooLargeError: (413, "invalid_request_error"),
     ContentCodingError: (415, "invalid_request_error"),
     NotSupportedError: (501, "not_supported_error"),
@@ -176,10 +179,30 @@ def anthropic_error(error: BaseException) -> dict[str, Any]:
     if isinstance(error, ContextSizeError):
         too_long = f"prompt is too long: {error.n_prompt_tokens} tokens > {error.n_ctx} maximum"
         body["error"]["message"] = f"{too_long}; {error}"
-    if isinstance(error, ThreadError):
-        # By this code Anthropic's SDK sends the whole conversation again, without a thread.
-        body["error"]["details"] = {"error_code": "thread_unsupported_request"}
+    details = _thread_details(error)
+    if details:
+        body["error"]["details"] = details
     return body
+
+
+_THREAD_CODES: dict[type[BaseException], str] = {
+    ThreadError: "thread_unsupported_request",
+    ThreadMismatchError: "thread_fingerprint_mismatch",
+    LostThreadError: "thread_not_found",
+}
+"""Anthropic's codes. By the first its SDK sends the whole conversation again without a thread, by
+the last it does so and starts a new thread.
+"""
+
+
+def _thread_details(error: BaseException) -> dict[str, Any]:
+    """Return the ``details`` of an error about a thread; empty for others."""
+    code = _THREAD_CODES.get(type(error))
+    if code is None:
+        return {}
+    if isinstance(error, ThreadError) and error.unsupported:
+        return {"error_code": code, "unsupported": list(error.unsupported)}
+    return {"error_code": code}
 
 
 def ollama_error(error: BaseException) -> dict[str, Any]:

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any
 
 import anthropic
-import httpx
 import pytest
 
 from tests.process.conftest import Server
@@ -80,44 +78,3 @@ def test_errors(client: anthropic.Anthropic) -> None:
         client.with_options(api_key="wrong").messages.create(**asked())
     with anthropic.Anthropic(base_url=client.base_url, auth_token="secret", api_key=None) as other:
         assert other.messages.create(**asked()).content
-
-
-def test_the_tool_runner_sends_the_whole_conversation_without_its_thread(server: Server) -> None:
-    """The SDK's tool runner repeats its first request without a thread, which this server does not
-    have, and sends every message with each later one: no turn is lost.
-    """
-    pytest.importorskip("anthropic.lib.threads", reason="this version of the SDK has no threads")
-    bodies: list[dict[str, Any]] = []
-
-    @anthropic.beta_tool
-    def look(at: Literal["door"]) -> str:
-        """Look at a thing."""
-        return f"{at} is red"
-
-    def record(request: httpx.Request) -> None:
-        bodies.append(json.loads(request.content))
-
-    with anthropic.Anthropic(
-        base_url=server.url,
-        api_key="secret",
-        http_client=anthropic.DefaultHttpxClient(event_hooks={"request": [record]}),
-    ) as client:
-        runner = client.beta.messages.tool_runner(
-            model="tiny",
-            max_tokens=256,
-            system=SYSTEM,
-            messages=[user("What colour is the door?")],
-            tools=[look],
-            tool_choice={"type": "tool", "name": "look"},
-            max_iterations=2,
-            extra_body={"temperature": 0},
-        )
-        replies = list(runner)
-    assert len(replies) == 2
-    assert replies[0].stop_reason == "tool_use"
-    assert ["thread" in body for body in bodies] == [True, False, False]
-    assert [[message["role"] for message in body["messages"]] for body in bodies[1:]] == [
-        ["user"],
-        ["user", "assistant", "user"],
-    ]
-    assert all(body["system"] == SYSTEM and body["tools"] for body in bodies)

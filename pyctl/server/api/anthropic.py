@@ -5,9 +5,11 @@ clients:
 
 * A block is closed before the next one is opened; llama-server closes all of them at the end.
 * ``stop_reason`` is stop_sequence where one ended the reply; llama-server's is end_turn.
-* A tool_use block starts with an empty ``input``, and usage has ``cache_creation_input_tokens``,
-  always 0: typed clients read both.
+* A tool_use block starts with an empty ``input``: typed clients read it.
+* Usage has ``cache_creation_input_tokens``, the evaluated tokens at which later prompts can resume;
+  at the start of a stream it is 0, as they are not evaluated yet.
 * The last usage repeats the cached tokens.
+* ``max_tokens`` 0 evaluates the prompt, and the message is empty.
 * A silent stream gets ping events, not comments, which the watchdogs of some clients do not see.
 * Errors carry ``"type": "error"`` in addition to ``error``, in bodies and in events, and
   Anthropic's types; a prompt that does not fit is also refused in Anthropic's words, by which
@@ -24,12 +26,20 @@ from starlette.types import ASGIApp
 
 from pyctl.chat.reply import ReplyDelta
 from pyctl.engine.request import Done
+from pyctl.errors import ThreadError
 from pyctl.requests.body import ChatBody
 from pyctl.requests.json_text import parse_object
 from pyctl.requests.prepare import prepare
 from pyctl.requests.prepared_reply import PreparedReply
-from pyctl.requests.service import Service
+from pyctl.requests.request_pool import Fetched
+from pyctl.server.api.anthropic_diagnostics import Diagnostics, diagnostics_of
 from pyctl.server.api.anthropic_request import chat_fields
+from pyctl.server.api.anthropic_thread import (
+    ThreadTurn,
+    owner_of,
+    read_turn,
+    with_thread_seconds,
+)
 from pyctl.server.api.token_counts import n_input_tokens
 from pyctl.server.app_state import HttpService
 from pyctl.server.http import JsonResponse, anthropic_error, named_frames
@@ -48,8 +58,20 @@ class MessageReply(EventReply):
 
     error_form = staticmethod(anthropic_error)
 
-    def __init__(self, service: Service, prepared: PreparedReply) -> None:
+    def __init__(
+        self,
+        service: HttpService,
+        prepared: PreparedReply,
+        turn: ThreadTurn | None = None,
+        diagnostics: Diagnostics | None = None,
+    ) -> None:
+        """Answer the ``prepared`` request, which may be the ``turn`` of a thread and request
+        ``diagnostics``.
+        """
         super().__init__(service, prepared)
+        self._threads = service.shared.threads
+        self._turn = turn
+        self._diagnostics = diagnostics
         self._blocks: list[dict[str, Any]] = []
         self._parts: list[str] = []  # texts sent for the last block
         self._id, self._model = (identity(service)[name] for name in ("id", "model"))
@@ -62,8 +84,9 @@ class MessageReply(EventReply):
 
     def begin(self) -> list[dict[str, Any]]:
         cached = self.progress.n_cached if self.progress is not None else 0
-        usage = _usage(len(self.request.prompt), cached, 0)
-        return [{"type": "message_start", "message": self._message([], None, None, usage)}]
+        usage = _usage(len(self.request.prompt), cached, n_written=0, n_predicted=0)
+        message = self._message([], None, None, usage) | self._diagnosis(cached)
+        return [{"type": "message_start", "message": message}]
 
     def more(self, delta: ReplyDelta) -> list[dict[str, Any]]:
         events = []
@@ -84,15 +107,33 @@ class MessageReply(EventReply):
     def close(self, done: Done) -> list[dict[str, Any]]:
         reason, word = self._stopped(done)
         delta = {"stop_reason": reason, "stop_sequence": word}
+        closing = self._close()
+        self._remember()
         return [
-            *self._close(),
+            *closing,
             {"type": "message_delta", "delta": delta, "usage": _usage_json(done)},
             {"type": "message_stop"},
         ]
 
     def body(self, done: Done) -> dict[str, Any]:
         self._close()
-        return self._message(self._blocks, *self._stopped(done), _usage_json(done))
+        diagnosis = self._diagnosis(done.timings.n_cached)
+        self._remember()
+        message = self._message(self._blocks, *self._stopped(done), _usage_json(done))
+        return message | diagnosis
+
+    def _diagnosis(self, n_cached: int) -> dict[str, Any]:
+        """Return the member for the requested diagnosis; none if there is none."""
+        if self._diagnostics is None:
+            return {}
+        return {"diagnostics": self._diagnostics.answer(n_cached)}
+
+    def _remember(self) -> None:
+        """Keep what later requests name by the id of this message, now that it is complete."""
+        if self._turn is not None:
+            self._turn.keep(self._threads, self._id, self._blocks)
+        if self._diagnostics is not None:
+            self._diagnostics.remember(self._id)
 
     def _message(
         self,
@@ -172,14 +213,21 @@ def _object(arguments: str) -> dict[str, Any]:
 
 
 def _usage_json(done: Done) -> dict[str, int]:
-    return _usage(done.stats.n_prompt, done.timings.n_cached, done.timings.n_predicted)
+    stats = done.stats
+    return _usage(
+        stats.n_prompt,
+        done.timings.n_cached,
+        n_written=stats.n_written,
+        n_predicted=done.timings.n_predicted,
+    )
 
 
-def _usage(n_prompt: int, n_cached: int, n_predicted: int) -> dict[str, int]:
+def _usage(n_prompt: int, n_cached: int, *, n_written: int, n_predicted: int) -> dict[str, int]:
+    """Return the tokens of a message; the prompt's are the sum of the first three."""
     return {
-        "cache_creation_input_tokens": 0,
+        "cache_creation_input_tokens": n_written,
         "cache_read_input_tokens": n_cached,
-        "input_tokens": n_prompt - n_cached,
+        "input_tokens": n_prompt - n_cached - n_written,
         "output_tokens": n_predicted,
     }
 
@@ -187,15 +235,37 @@ def _usage(n_prompt: int, n_cached: int, n_predicted: int) -> dict[str, int]:
 async def messages(service: HttpService, request: Request) -> ASGIApp:
     """Answer POST /v1/messages."""
     body = await request.body()
-    (prepared,) = await service.shared.pool.read(
-        request,
-        lambda fetched: prepare(
-            service, ChatBody.from_json(chat_fields(parse_object(body))), fetched
-        ),
-    )
-    return respond(service, request, [MessageReply(service, prepared)])
+    threads = service.shared.threads
+    owner = owner_of(request.headers)
+
+    def read(fetched: Fetched) -> MessageReply:
+        values = parse_object(body)
+        turn = read_turn(values, threads, owner)
+        chat = chat_fields(values if turn is None else turn.values)
+        if turn is not None:
+            chat["cache_retention"] = with_thread_seconds(chat.get("cache_retention"))
+        chat_body = ChatBody.from_json(chat)
+        (prepared,) = prepare(service, chat_body, fetched)
+        diagnostics = diagnostics_of(
+            values,
+            service.shared.prompt_records,
+            owner,
+            service.model,
+            chat_body.conversation,
+            prepared.request.prompt,
+        )
+        return MessageReply(service, prepared, turn, diagnostics)
+
+    return respond(service, request, [await service.shared.pool.read(request, read)])
 
 
 async def count_tokens(service: HttpService, request: Request) -> ASGIApp:
     """Answer POST /v1/messages/count_tokens."""
-    return JsonResponse({"input_tokens": await n_input_tokens(service, request, chat_fields)})
+    return JsonResponse({"input_tokens": await n_input_tokens(service, request, _counted_fields)})
+
+
+def _counted_fields(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a chat whose tokens are counted, which no thread has."""
+    if values.get("thread") is not None:
+        raise ThreadError("'thread' has no tokens to count; send the whole conversation without it")
+    return chat_fields(values)

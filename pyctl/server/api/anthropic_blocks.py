@@ -46,6 +46,8 @@ class MessageBlock(Body, frozen=True):
     source: Any = None
     title: str = ""
     context: str = ""
+    tool: Any = None
+    tool_changes: list[Any] | None = None
 
 
 class _Source(Body, frozen=True):

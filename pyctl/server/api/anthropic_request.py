@@ -11,14 +11,17 @@ conversion is llama-server's, so that both render the same prompt, but for these
   obeyed; llama-server ignores the wish or widens it.
 * ``output_config.format``, ``output_format`` in betas, binds the reply to a schema; llama-server
   ignores it.
-* ``n`` above 1, ``mcp_servers``, ``container``, ``compaction`` and ``thread`` are refused;
-  llama-server ignores them, and answers a continued thread without its conversation.
+* ``n`` above 1, ``mcp_servers``, ``container`` and ``compaction`` are refused; llama-server ignores
+  them. A ``thread`` is resolved before (`anthropic_thread`).
+* ``cache_control`` is an announcement to the prefix cache (`anthropic_cache`).
 * A tool that only Anthropic's models or servers have (``web_search_20250305``, ``bash_20250124``)
   is refused, unless it brings its ``input_schema``; llama-server makes it a function without
   parameters.
 * Every block is read that holds text, and refused otherwise; llama-server drops most of them in
   silence.
 * A tool that ran at Anthropic's servers is a call and its result, as if the client had run it.
+* System messages may add and remove tools, end with the turn, and set the effort
+  (`anthropic_system`); llama-server drops them in silence.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pyctl.errors import NotSupportedError, RequestError, ThreadError
+from pyctl.errors import RequestError
 from pyctl.requests.body import ONE_REPLY
 from pyctl.requests.body_reader import Body, Names, items, others, reject_unsupported
 from pyctl.server.api.anthropic_blocks import (
@@ -39,6 +42,9 @@ from pyctl.server.api.anthropic_blocks import (
     parse_result,
     parse_server_result,
 )
+from pyctl.server.api.anthropic_cache import retention_fields
+from pyctl.server.api.anthropic_system import changed_tools, last_effort, read_system_message
+from pyctl.server.api.anthropic_tools import OfferedTools
 from pyctl.server.http import encode
 
 __all__ = ["chat_fields"]
@@ -73,13 +79,6 @@ class _MessagesBody(Body, frozen=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class _Tool(Body, frozen=True):
-    type: str = "custom"
-    name: str = ""
-    description: str = ""
-    input_schema: Any = None
-
-
 _IGNORED = frozenset(
     {
         "model",
@@ -88,6 +87,8 @@ _IGNORED = frozenset(
         "output_format",
         "cache_control",
         "context_management",
+        "diagnostics",
+        "thread",
         "service_tier",
     }
     | {"inference_geo", "n", "n_cmpl", "fallbacks"}
@@ -108,22 +109,21 @@ _NOT_DONE = {
 
 
 def chat_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of the chat completion that ``values`` describe. Raises RequestError, and
-    ThreadError for a ``thread``.
-    """
-    if values.get("thread") is not None:  # one that is only created here would be continued next
-        raise ThreadError
+    """Return the fields of the chat completion that ``values`` describe. Raises RequestError."""
     reject_unsupported(values, _NOT_DONE)
     body = _MessagesBody.from_json(values)
     chat = others(values, _MessagesBody, _IGNORED)
-    chat["messages"] = [*_system(body.system), *_messages(body.messages)]
+    offered = OfferedTools(body.tools or ())
+    chat["messages"] = [*_system(body.system), *_messages(body.messages, offered)]
     if body.messages and not chat["messages"]:  # llama-server also answers if all blocks are empty
         chat["messages"] = [{"role": "user", "content": ""}]
     chat["max_tokens"] = body.max_tokens
     if body.stop_sequences is not None:
         chat["stop"] = body.stop_sequences
-    if body.tools is not None:
-        chat["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools)]
+    if body.tools is not None or offered.head:
+        chat["tools"] = offered.head
+    if offered.is_changed:
+        chat["callable_tools"] = offered.callable
     if body.tool_choice.type is not None:
         chat["tool_choice"] = _tool_choice(body.tool_choice)
     if body.tool_choice.disable_parallel_tool_use:
@@ -137,10 +137,14 @@ def chat_fields(values: Mapping[str, Any]) -> dict[str, Any]:
             "enable_thinking": False,
             **(body.chat_template_kwargs or {}),
         }
-    if body.effort:
-        chat["reasoning_effort"] = "high" if body.effort == "max" else body.effort
+    effort = last_effort(body.messages) or body.effort
+    if effort:
+        chat["reasoning_effort"] = effort
     if body.format is not None:
         chat["response_format"] = body.format
+    retention = retention_fields(values)
+    if retention:
+        chat["cache_retention"] = {**retention, **(chat.get("cache_retention") or {})}
     return chat
 
 
@@ -157,25 +161,42 @@ def _system(value: Any) -> list[dict[str, Any]]:
     return [{"role": "system", "content": joined(parts)}]
 
 
-def _messages(value: Any) -> list[Any]:
+def _messages(value: Any, offered: OfferedTools) -> list[Any]:
+    """Return the messages of a chat, and apply their changes of the ``offered`` tools."""
     if value is None:
         raise RequestError("'messages' is required")
+    given = items(value, "messages")
+    last_user = _last_user(given)
     messages: list[Any] = []
-    for index, message in enumerate(items(value, "messages")):
+    for index, message in enumerate(given):
         where = f"messages[{index}]"
         if not isinstance(message, dict):
             raise RequestError(f"{where} must be an object")
         content = message.get("content")
-        if isinstance(content, list):
+        if message.get("role") == "system":
+            messages += read_system_message(message, where, offered, is_followed=index < last_user)
+        elif isinstance(content, list):
             messages += _split_messages(
-                str(message.get("role")), parse_blocks(content, f"{where}.content")
+                str(message.get("role")), parse_blocks(content, f"{where}.content"), offered
             )
         elif content is not None or message.get("role") != "assistant":
             messages.append(message)
     return messages
 
 
-def _split_messages(role: str, blocks: list[tuple[str, MessageBlock]]) -> list[dict[str, Any]]:
+def _last_user(messages: list[Any]) -> int:
+    """Return the index of the last message of the user, -1 without one."""
+    users = (
+        index
+        for index in reversed(range(len(messages)))
+        if isinstance(messages[index], dict) and messages[index].get("role") == "user"
+    )
+    return next(users, -1)
+
+
+def _split_messages(
+    role: str, blocks: list[tuple[str, MessageBlock]], offered: OfferedTools
+) -> list[dict[str, Any]]:
     """Return one message for each run of blocks between tool results, and one for each of these."""
     messages: list[dict[str, Any]] = []
     parts: list[Part] = []
@@ -219,29 +240,15 @@ def _split_messages(role: str, blocks: list[tuple[str, MessageBlock]]) -> list[d
             )
         else:
             parts += content_parts(block, where)
+        if kind == "compaction" and block.tool_changes:
+            flush()
+            messages += changed_tools(block.tool_changes, f"{where}.tool_changes", offered)
     flush()
     return messages
 
 
 def _result(block: MessageBlock, content: str | list[Part]) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
-
-
-def _tool(value: Any, where: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise RequestError(f"{where} must be an object")
-    tool = _Tool.from_json(value)
-    if tool.type != "custom" and tool.input_schema is None:
-        raise NotSupportedError(
-            f"{where}: tools of type {tool.type[:80]!r} are not supported: describe it by an "
-            "'input_schema'"
-        )
-    function = {
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": tool.input_schema or {},
-    }
-    return {"type": "function", "function": function}
 
 
 def _tool_choice(choice: _ToolChoice) -> Any:

@@ -178,6 +178,22 @@ def test_tools_reach_the_template(qwen_template: str) -> None:
     assert render(chat, HI, tools=[]) == render(chat, HI)
 
 
+def test_the_reply_may_call_other_tools_than_the_template_shows(qwen_template: str) -> None:
+    """The prompt is that of the shown tools, and only a callable one can be required."""
+    chat = ChatFormat(Template(qwen_template), toy.chatml_tokenizer())
+    other = {"type": "function", "function": {"name": "wait", "parameters": {"type": "object"}}}
+    shown = prepare(chat, HI, tools=[TOOL])
+    choice = {"type": "function", "function": {"name": "wait"}}
+    changed = prepare(chat, HI, tools=[TOOL], callable_tools=[other], tool_choice=choice)
+    assert changed.text == shown.text
+    assert changed.constraint is not None
+    assert '"wait"' in changed.constraint.grammar
+    assert "look_up" not in changed.constraint.grammar
+    with pytest.raises(RequestError, match="none of the tools"):
+        prepare(chat, HI, tools=[other], callable_tools=[TOOL], tool_choice=choice)
+    assert prepare(chat, HI, tools=[TOOL], callable_tools=[]).constraint is None
+
+
 def test_the_real_template_continues_as_llama_server_does(
     qwen_template: str, qwen_tokenizer: Tokenizer
 ) -> None:

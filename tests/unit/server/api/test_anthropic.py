@@ -6,7 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from pyctl.engine.request import Request
+from pyctl.cache.cache_stats import RequestStats
+from pyctl.cache.retention import Retention
+from pyctl.engine.request import Done, Request, Timings
 from pyctl.errors import EngineError
 from tests.client import HI
 from tests.unit.chat.toy import THINKING
@@ -198,14 +200,47 @@ def test_a_failure_after_the_first_byte_is_an_event() -> None:
 @pytest.mark.parametrize(
     "thread", [{"type": "create"}, {"type": "continue", "previous_message_id": "m"}]
 )
-@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
-def test_a_thread_is_refused_in_the_words_of_the_sdk(thread: Any, path: str) -> None:
+def test_tokens_of_a_thread_are_not_counted(thread: Any) -> None:
     bench = Bench(play("x"))
-    for stream in (False, True):
-        response = bench.post(path, {"messages": HI, "thread": thread, "stream": stream})
-        body = response.json()
-        assert response.status_code == 400
-        assert body["type"] == "error"
-        assert body["error"]["type"] == "invalid_request_error"
-        assert body["error"]["details"] == {"error_code": "thread_unsupported_request"}
-    assert not bench.worker.requests
+    response = bench.post("/v1/messages/count_tokens", {"messages": HI, "thread": thread})
+    assert response.status_code == 400
+    assert response.json()["error"]["details"] == {"error_code": "thread_unsupported_request"}
+
+
+def test_the_written_tokens_are_apart_from_the_others() -> None:
+    def script(request: Request) -> Script:
+        stats = RequestStats(21, n_cached=5, n_evaluated=16)
+        stats.count_saved("15-ab", 15)
+        yield Done("limit", "", Timings(5, 16, 2.0, 0, 0.0, 2.0), stats, seq=0)
+
+    usage = Bench(script).message()["usage"]
+    assert usage == {
+        "cache_creation_input_tokens": 10,
+        "cache_read_input_tokens": 5,
+        "input_tokens": 6,
+        "output_tokens": 0,
+    }
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_message_of_no_tokens_fills_the_cache(stream: bool) -> None:
+    """Its reply is empty, and the message that it prepared evaluates nothing."""
+    bench = Bench()
+    body = {"messages": HI, "max_tokens": 0}
+    message = built(bench.message_stream(**body)) if stream else bench.message(**body)
+    assert message["content"] == []
+    assert message["stop_reason"] == "max_tokens"
+    assert message["usage"]["output_tokens"] == 0
+    assert message["usage"]["cache_read_input_tokens"] == 0
+    usage = bench.message(max_tokens=1)["usage"]
+    assert usage["input_tokens"] == 0
+    assert usage["cache_read_input_tokens"] == sum(message["usage"].values())
+
+
+def test_marks_reach_the_cache() -> None:
+    bench = Bench(play("x"))
+    mark = {"type": "ephemeral", "ttl": "1h"}
+    bench.message(system=[{"type": "text", "text": "Be kind.", "cache_control": mark}])
+    assert bench.worker.requests[0].retention == Retention(head_seconds=3600)
+    bench.message(cache_control={"type": "ephemeral", "evict_on_complete": True})
+    assert bench.worker.requests[1].retention == Retention(evict_on_complete=True)
