@@ -5,9 +5,9 @@
 
 A chat asks for a file of Python with one name replaced, and the reply is greedy. Two servers,
 without drafts and with those of `cache`, each answer without a prediction and with the old file as
-one. Cached prompts and remembered texts are dropped before each reply, so `cache` copies from the prompt
-alone. All four take turns. Rates are the server's own ("timings"), medians; "gain" is the median of the
-ratios to the reply without drafts of the same round. Accepted and rejected are
+one. Cached prompts and remembered texts are dropped before each reply, so `cache` copies from the
+prompt alone. All four take turns. Rates are the server's own ("timings"), medians; "gain" is the
+median of the ratios to the reply without drafts of the same round. Accepted and rejected are
 ``accepted_prediction_tokens`` and ``rejected_prediction_tokens`` of the last round. "same text"
 counts the replies that equal the one without drafts: without --exact, a batch of another width may
 decide a near tie otherwise.

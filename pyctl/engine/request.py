@@ -69,11 +69,6 @@ class Request(CacheRequest):
         """True if a client waits until its prompt is in the cache, and for no reply."""
         return self.max_tokens == 0 and not self.background
 
-    @property
-    def is_prefill_only(self) -> bool:
-        """True if a client waits until its prompt is in the cache, and for no reply."""
-        return self.max_tokens == 0 and not self.background
-
 
 MAX_POSITIONS = 64
 """Draft positions with separate counts."""

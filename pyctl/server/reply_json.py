@@ -142,7 +142,11 @@ def usage_json(
         "completion_tokens": n_predicted,
         "prompt_tokens": n_prompt,
         "total_tokens": n_prompt + n_predicted,
-        "prompt_tokens_details": {"cached_tokens": done.timings.n_cached, **warmed},
+        "prompt_tokens_details": {
+            "cached_tokens": done.timings.n_cached,
+            "cache_write_tokens": done.stats.n_written,
+            **warmed,
+        },
         **({"completion_tokens_details": completion_details} if completion_details else {}),
     }
 
