@@ -124,7 +124,7 @@ def usage_json(
     request arrived.
 
     ``n_reasoning`` tokens are reasoning, None if they are not counted. With ``has_prediction`` the
-    drafts from the prediction are counted, too: those that are part of the reply, and those that
+    drafts from the prediction are counted as well: those that are part of the reply, and those that
     were evaluated in vain.
     """
     completion_details: dict[str, int] = {}
