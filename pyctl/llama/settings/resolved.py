@@ -61,8 +61,8 @@ LONG_DRAFT = limit(64, "tokens of a draft from n-grams", "cut", "request")
 PREDICTED_DRAFT = limit(
     16, "tokens of a draft from a prediction, on a server without `cache`", "cut", "request"
 )
-"""Without other drafts a prediction is worth few outputs: each takes a float per vocabulary entry,
-1 MiB with 248,320 of them.
+"""A prediction alone is worth few outputs: each takes a float per vocabulary entry, 1 MiB with
+248,320 of them.
 """
 """llama-server's default maximum; each token costs memory for one more output of logits."""
 
