@@ -32,6 +32,7 @@ SCRIPTS = (
     "builds",
     "replay",
     "request_path",
+    "prediction",
     "real",
     "rows",
     "soak",

@@ -216,7 +216,7 @@ IGNORED: Mapping[str, int] = _names(
 --spec-draft-cpu-strict-batch --cpu-strict-batch-draft --spec-draft-prio-batch --prio-batch-draft
 --spec-draft-poll-batch --poll-batch-draft --spec-draft-p-split --draft-p-split
 --spec-ngram-simple-min-hits --spec-ngram-map-k-min-hits --spec-ngram-map-k4v-min-hits
---spec-ngram-mod-n-min
+--spec-ngram-mod-n-min --spec-draft-sampling --moe-cache-mib
 """,
     """
 --control-vector-layer-range

@@ -156,16 +156,32 @@ class SequenceTokens(NamedTuple):
         return len(self.tokens) - self.n_committed
 
 
+class DraftSpan(NamedTuple):
+    """The drafts [first, end) of a step."""
+
+    first: int
+    end: int
+
+    def n_within(self, n: int) -> int:
+        """Return how many of the first ``n`` drafts are in the span."""
+        return min(max(n - self.first, 0), self.end - self.first)
+
+
+NO_SPAN = DraftSpan(0, 0)
+
+
 class VerifyOutputs(NamedTuple):
     """The result of an evaluation: ``output`` is the index of the last sure token's output, the
     ``drafts``' follow.
 
-    Drafts after the first ``n_drafted`` are padding of the batch.
+    Drafts after the first ``n_drafted`` are padding of the batch. Those in ``predicted`` come from
+    the request's prediction.
     """
 
     output: int
     drafts: tuple[int, ...] = ()
     n_drafted: int = 0
+    predicted: DraftSpan = NO_SPAN
 
 
 @dataclass(frozen=True)

@@ -138,7 +138,7 @@ class Generation:
         Padding is rolled back even where the reply goes on like it: only drafts lie where any batch
         would have them.
         """
-        output, drafts, n_drafted = verify
+        output, drafts, n_drafted, predicted = verify
         seq = self._seq
         n_right = 0
         while True:
@@ -150,7 +150,7 @@ class Generation:
                 break
             seq.append_one(token)
         if n_drafted:
-            self._handle.drafts += DraftCounts.of_draft(n_drafted, n_right)
+            self._handle.drafts += DraftCounts.of_draft(n_drafted, n_right, predicted)
         if n_right == len(drafts) and not self._ended:
             return (token,)
         held = self._evaluator.memory.rollback(seq.id, seq.n)

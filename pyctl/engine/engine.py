@@ -88,7 +88,7 @@ class Engine:
             settings,
             clock,
         )
-        self.speculation = speculation or Speculation()
+        self.speculation = Speculation() if speculation is None else speculation
         self.asleep = False
         self._is_warm = False
         self._drafts_lack_cells = False
@@ -368,7 +368,10 @@ class Engine:
             cache.announce(lookup)
             prompt = request.prompt.tokens
             with self.speculation.following(
-                active.id, prompt, may_read_prompts=request.may_read_prompts
+                active.id,
+                prompt,
+                prediction=request.prediction,
+                may_read_prompts=request.may_read_prompts,
             ):
                 yield from reply.generate()
         timings = reply.timings(stats, active.submitted, active.started)
@@ -394,6 +397,8 @@ class Engine:
         # Without --exact the engine does not record which batches ran while others had cells, and
         # drafts make batches of several widths.
         if len(self.sequences) > 1 or not self.settings.clear_idle or self.speculation:
+            return False
+        if request.prediction and self.speculation.drafts_predictions:
             return False
         # An output that is recalled may be of another batch than a cold run's.
         is_cold_start = seq.n_exact == seq.n < len(request.prompt)

@@ -12,6 +12,7 @@ from pyctl.cache.cache_stats import RequestStats
 from pyctl.cache.ports import CacheRequest
 from pyctl.cache.snapshot import Source
 from pyctl.chat.reasoning import ReasoningLimit
+from pyctl.engine.backend import NO_SPAN, DraftSpan
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import EngineError, PyctlError
 
@@ -45,9 +46,10 @@ class Request(CacheRequest):
     the first line end more than ``max_ms`` after the first token. ``control_texts`` maps control
     tokens to their text in the reply; all others have none. Without ``may_read_prompts`` nothing is
     drafted from the texts of other clients, so that no count of its reply depends on a single token
-    of theirs. A ``background`` request only evaluates its prompt, up to its last batch end, while
-    no other work is due. With ``after`` it has no client: it is the expected beginning of the turn
-    after that request.
+    of theirs. ``prediction`` are the tokens that its client expects as the reply, to draft from;
+    they change no token of it. A ``background`` request only evaluates its prompt, up to its last
+    batch end, while no other work is due. With ``after`` it has no client: it is the expected
+    beginning of the turn after that request.
     """
 
     sampling: Sampling = field(default_factory=Sampling)
@@ -60,6 +62,7 @@ class Request(CacheRequest):
     n_indent: int = 0
     max_ms: int = 0
     control_texts: Mapping[int, bytes] = field(default_factory=dict)
+    prediction: tuple[int, ...] = field(default=(), repr=False)
 
     @property
     def is_prefill_only(self) -> bool:
@@ -76,27 +79,44 @@ class DraftCounts:
     """Draft totals: ``n_drafts`` drafts with ``n_drafted`` tokens, of which replies accepted
     ``n_accepted``.
 
-    ``by_position`` counts accepted tokens by their position in the draft.
+    ``by_position`` counts accepted tokens by their position in the draft. ``n_predicted`` of the
+    drafted tokens came from predictions, ``n_predicted_accepted`` of the accepted ones.
     """
 
     n_drafts: int = 0
     n_drafted: int = 0
     n_accepted: int = 0
     by_position: tuple[int, ...] = ()
+    n_predicted: int = 0
+    n_predicted_accepted: int = 0
 
     @staticmethod
-    def of_draft(n_drafted: int, n_accepted: int) -> DraftCounts:
-        """Return the counts of one nonempty draft."""
+    def of_draft(n_drafted: int, n_accepted: int, predicted: DraftSpan = NO_SPAN) -> DraftCounts:
+        """Return the counts of one nonempty draft, whose tokens in ``predicted`` come from a
+        prediction.
+        """
         places = (1,) * n_accepted + (0,) * (n_drafted - n_accepted)
-        return DraftCounts(1, n_drafted, n_accepted, places[:MAX_POSITIONS])
+        return DraftCounts(
+            n_drafts=1,
+            n_drafted=n_drafted,
+            n_accepted=n_accepted,
+            by_position=places[:MAX_POSITIONS],
+            n_predicted=predicted.n_within(n_drafted),
+            n_predicted_accepted=predicted.n_within(n_accepted),
+        )
 
     def __add__(self, other: DraftCounts) -> DraftCounts:
         places = tuple(
             a + b for a, b in zip_longest(self.by_position, other.by_position, fillvalue=0)
         )
-        n_drafts = self.n_drafts + other.n_drafts
-        n_drafted = self.n_drafted + other.n_drafted
-        return DraftCounts(n_drafts, n_drafted, self.n_accepted + other.n_accepted, places)
+        return DraftCounts(
+            n_drafts=self.n_drafts + other.n_drafts,
+            n_drafted=self.n_drafted + other.n_drafted,
+            n_accepted=self.n_accepted + other.n_accepted,
+            by_position=places,
+            n_predicted=self.n_predicted + other.n_predicted,
+            n_predicted_accepted=self.n_predicted_accepted + other.n_predicted_accepted,
+        )
 
 
 @dataclass(frozen=True)

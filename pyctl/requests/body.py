@@ -23,6 +23,7 @@ from pyctl.requests.body_reader import (
     string,
     strings,
 )
+from pyctl.requests.prediction import read_prediction
 from pyctl.requests.reply_options import ReplyOptions
 from pyctl.requests.sampling_fields import sampling_values
 from pyctl.settings.limit import limit
@@ -219,7 +220,7 @@ class RetentionBody(Body, frozen=True):
 class GenerationBody(Body, frozen=True):
     """The fields of every request that generates. ``n`` is replies per prompt; ``n_probs`` None
     means no log-probabilities, 0 no alternatives to the reply's tokens; ``sampling`` holds members
-    of `Sampling`.
+    of `Sampling`. ``prediction`` is the expected reply, None if the client expects none.
     """
 
     options: Annotated[ReplyOptions, Flattened(ReplyOptions.from_json)] = ReplyOptions()
@@ -239,6 +240,7 @@ class GenerationBody(Body, frozen=True):
     reasoning: Annotated[ReasoningOptions, Flattened(ReasoningOptions.from_json)] = (
         ReasoningOptions()
     )
+    prediction: Annotated[str | None, read_prediction] = None
 
     @classmethod
     def from_json(cls: type[B], values: Mapping[str, Any]) -> B:

@@ -18,6 +18,7 @@ from pyctl.errors import ContextSizeError, RequestError
 from pyctl.requests.adapters import check_scales
 from pyctl.requests.body import AnyBody, ChatBody, GenerationBody
 from pyctl.requests.chat_request import chat_request, prepare_chat
+from pyctl.requests.prediction import predicted_tokens
 from pyctl.requests.prepared_reply import PreparedReply
 from pyctl.requests.prompts import RequestedPrompt, raw_prompts
 from pyctl.requests.request_pool import NOTHING, Fetched
@@ -41,15 +42,25 @@ def prepare(service: Service, body: AnyBody, fetched: Fetched = NOTHING) -> list
     sampling = build_sampling(
         body.sampling, service.settings.sampling, service.tokenizer, service.info.n_vocab
     )
+    prediction = _prediction(service, body)
     replies: list[PreparedReply] = []
     for requested in _prompts(service, body, fetched):
         chat = requested.chat
         request = _engine_request(service, body, requested, sampling)
+        request = replace(request, prediction=prediction)
         for i in range(body.n):
             nth = _for_reply(request, i)
             splitter = _splitter(service, chat, nth, is_alone=body.n == 1)
             replies.append(
-                PreparedReply(nth, body.options, requested.text, splitter, len(replies), chat)
+                PreparedReply(
+                    request=nth,
+                    options=body.options,
+                    prompt_text=requested.text,
+                    splitter=splitter,
+                    index=len(replies),
+                    chat=chat,
+                    has_prediction=body.prediction is not None,
+                )
             )
     return replies
 
@@ -64,6 +75,13 @@ def prepare_prewarm(service: Service, body: ChatBody, fetched: Fetched = NOTHING
         raise ContextSizeError(len(prompt), service.info.n_ctx)
     policy = _disk_policy(service, body)
     return Request(prompt, max_tokens=0, disk_policy=policy, background=True)
+
+
+def _prediction(service: Service, body: AnyBody) -> tuple[int, ...]:
+    """Return the tokens to draft from, none if the client predicts nothing."""
+    if not body.prediction:
+        return ()
+    return predicted_tokens(body.prediction, service.tokenizer, service.info.n_ctx)
 
 
 # -- the prompts

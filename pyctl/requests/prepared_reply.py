@@ -24,6 +24,8 @@ class PreparedReply:
             is content.
         index: The number of the reply within its request.
         chat: The conversation that the reply continues, None for a raw prompt.
+        has_prediction: Whether the client predicted the reply; then the usage counts the accepted
+            and the rejected drafts from it.
     """
 
     request: Request
@@ -32,3 +34,4 @@ class PreparedReply:
     splitter: ReplySplitter
     index: int = 0
     chat: PreparedChat | None = None
+    has_prediction: bool = False

@@ -212,6 +212,7 @@ _OF_PROCESS: tuple[Operation[Models], ...] = (
     Operation("POST", tool_routes.call, ("/tools",), is_own=True, by_name=True),
     Operation("GET", tool_routes.disabled, ("/cors-proxy",)),
     Operation("POST", tool_routes.disabled, ("/cors-proxy",)),
+    Operation("POST", info.decide, ("/v1/systemone",)),
     Operation("POST", info.transcribe, ("/audio/transcriptions", "/v1/audio/transcriptions")),
     Operation("POST", completions.control, ("/v1/chat/completions/control",)),
     Operation("POST", _render, (_MARKDOWN_PATH,)),

@@ -117,12 +117,24 @@ def cache_json(report: RequestStats, text_of: TextOf | None) -> dict[str, Any]:
     return body
 
 
-def usage_json(done: Done, n_reasoning: int | None = None) -> dict[str, Any]:
+def usage_json(
+    done: Done, n_reasoning: int | None = None, *, has_prediction: bool = False
+) -> dict[str, Any]:
     """Return OpenAI's account of a reply, with the cached tokens that were evaluated before the
     request arrived.
 
-    ``n_reasoning`` tokens are reasoning, None if they are not counted.
+    ``n_reasoning`` tokens are reasoning, None if they are not counted. With ``has_prediction`` the
+    drafts from the prediction are counted as well: those that are part of the reply, and those that
+    were evaluated in vain.
     """
+    completion_details: dict[str, int] = {}
+    if n_reasoning is not None:
+        completion_details["reasoning_tokens"] = n_reasoning
+    if has_prediction:
+        drafts = done.timings.drafts
+        n_rejected = drafts.n_predicted - drafts.n_predicted_accepted
+        completion_details["accepted_prediction_tokens"] = drafts.n_predicted_accepted
+        completion_details["rejected_prediction_tokens"] = n_rejected
     warmed = {"warmed_tokens": done.stats.n_prewarmed} if done.stats.n_prewarmed else {}
     n_prompt = done.stats.n_prompt
     n_predicted = done.timings.n_predicted
@@ -130,12 +142,12 @@ def usage_json(done: Done, n_reasoning: int | None = None) -> dict[str, Any]:
         "completion_tokens": n_predicted,
         "prompt_tokens": n_prompt,
         "total_tokens": n_prompt + n_predicted,
-        "prompt_tokens_details": {"cached_tokens": done.timings.n_cached, **warmed},
-        **(
-            {}
-            if n_reasoning is None
-            else {"completion_tokens_details": {"reasoning_tokens": n_reasoning}}
-        ),
+        "prompt_tokens_details": {
+            "cached_tokens": done.timings.n_cached,
+            "cache_write_tokens": done.stats.n_written,
+            **warmed,
+        },
+        **({"completion_tokens_details": completion_details} if completion_details else {}),
     }
 
 

@@ -270,7 +270,12 @@ class ServerSettings:
         False, "--props", "allow POST /props", None, "LLAMA_ARG_ENDPOINT_PROPS"
     )
     slot_save_path: Path | None = SERVER.flag(  # noqa: RUF009
-        None, "--slot-save-path", "directory for saved sequences", existing_or_new, metavar="DIR"
+        None,
+        "--slot-save-path",
+        "directory for saved sequences",
+        existing_or_new,
+        "LLAMA_ARG_SLOT_SAVE_PATH",
+        "DIR",
     )
     cors: Cors = field(default_factory=Cors)
     slots_debug: bool = False

@@ -17,14 +17,13 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from functools import partial
-from itertools import islice
 from queue import SimpleQueue
 from threading import Event, Thread
 from typing import TypeAlias
 
-from pyctl.engine.draft.alignment import Alignment
 from pyctl.engine.draft.source import NO_MATCH, DraftJob, Match
-from pyctl.engine.draft.token_index import CONTEXT, MAX_TOKENS, TokenIndex
+from pyctl.engine.draft.token_index import MAX_TOKENS, TokenIndex
+from pyctl.engine.draft.tracked_reply import TrackedReply
 from pyctl.prompt import Tokens, as_tokens
 from pyctl.settings.limit import limit
 
@@ -111,16 +110,13 @@ class _IndexWriter:
 
 
 class _Reply:
-    """A request between `CacheDrafts.begin` and `CacheDrafts.end`.
-
-    ``n_compared`` tokens were compared with the source, -1 before the first comparison, and
-    ``n_indexed`` passed to the index's thread.
+    """A request between `CacheDrafts.begin` and `CacheDrafts.end`: ``n_indexed`` of its tokens were
+    passed to the index's thread.
     """
 
-    def __init__(self, prompt: Tokens, index: TokenIndex) -> None:
+    def __init__(self, prompt: Tokens, tracked: TrackedReply) -> None:
         self.prompt = prompt
-        self.alignment = Alignment(index)
-        self.n_compared = -1
+        self.tracked = tracked
         self.n_indexed = prompt.size
 
 
@@ -183,7 +179,8 @@ class CacheDrafts:
     # ----------------------------------------------------------------------------------
 
     def begin(self, key: int, prompt: Tokens) -> None:
-        self._replies[key] = _Reply(prompt, self.index)
+        tracked = TrackedReply(self.index, self.maximum)
+        self._replies[key] = _Reply(prompt, tracked)
 
     def end(self, key: int) -> None:
         self._replies.pop(key, None)
@@ -192,60 +189,8 @@ class CacheDrafts:
         reply = self._replies.get(job.key)
         if reply is None or not job.seq.facts.cached:
             return NO_MATCH
-        text = _last_tokens(job)
-        self._follow(reply, job, text)
-        match = self._aligned_match(reply.alignment, draft)
-        if match is not None:
-            return match
-        if not draft:  # the index was searched for the text alone
-            return NO_MATCH
-        return self._indexed_match([*text, *draft], reply.alignment.preferred_place)
-
-    def _indexed_match(self, text: list[int], preferred_place: int) -> Match:
-        """Return the longest match of the end of ``text`` in the whole index."""
-        end = text[-CONTEXT:]
-        place, length = self.index.find(end, preferred_place)
-
-        def read(n: int) -> tuple[int, ...]:
-            n_read = min(n, self.maximum)
-            return tuple(self.index.read(place, n_read))
-
-        return Match(length, read)
-
-    def _aligned_match(self, alignment: Alignment, draft: tuple[int, ...]) -> Match | None:
-        """Return the match at the place of the reply, None if it has none or another text is
-        expected there than ``draft``.
-        """
-        if not alignment.place:
-            return None
-        n_drafted = len(draft)
-        expected = (
-            expected_token.token for expected_token in alignment.expect(n_drafted + self.maximum)
-        )
-        if tuple(islice(expected, n_drafted)) != draft:
-            return None
-
-        def read(n: int) -> tuple[int, ...]:
-            n_read = min(n, self.maximum)
-            return tuple(islice(expected, n_read))
-
-        return Match(alignment.length + n_drafted, read)
-
-    def _follow(self, reply: _Reply, job: DraftJob, text: list[int]) -> None:
-        """Compare the reply with its source up to the last sure token; ``text`` ends with that."""
-        n = job.seq.n + len(job.sure)
-        if reply.n_compared < 0:
-            reply.n_compared = n - 1
-        n_fresh = n - reply.n_compared
-        if n_fresh == 0:  # compared earlier in this step
-            return
-        if n_fresh > len(text):  # not called for more than CONTEXT tokens
-            reply.alignment.restart()
-            n_fresh = 0
-        reply.n_compared = n
         self._pass_to_index(reply, job)
-        fresh = text[len(text) - n_fresh :]
-        reply.alignment.advance(fresh, text)
+        return reply.tracked.match(job, draft)
 
     def _pass_to_index(self, reply: _Reply, job: DraftJob) -> None:
         """Pass generated tokens to the index's thread, INDEX_STEP or more at a time."""
@@ -255,10 +200,3 @@ class CacheDrafts:
         tokens = as_tokens(job.seq.tokens[first:])
         self._queue.put(partial(self._writer.add, reply.prompt, first, tokens))
         reply.n_indexed = job.seq.n
-
-
-def _last_tokens(job: DraftJob) -> list[int]:
-    """Return the last CONTEXT evaluated tokens, and the sure ones."""
-    first = max(job.seq.n - CONTEXT, 0)
-    evaluated = job.seq.tokens[first:]
-    return [*evaluated.tolist(), *job.sure]

@@ -12,10 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
-from pyctl.engine.backend import BackendFacts, Evaluator, SequenceTokens
+from pyctl.engine.backend import NO_SPAN, BackendFacts, DraftSpan, Evaluator, SequenceTokens
 from pyctl.engine.draft.accepted_share import Origin
 from pyctl.engine.draft.cache_drafts import CacheDrafts
 from pyctl.engine.draft.draft_length import DraftLengthController
+from pyctl.engine.draft.prediction import PredictionDrafts
 from pyctl.engine.draft.source import CopyingSource, DraftJob, DraftSource
 from pyctl.engine.draft.step_costs import GRAPH_MS
 from pyctl.errors import EngineError
@@ -41,11 +42,12 @@ STRIDE = 4
 
 class Draft(NamedTuple):
     """Tokens evaluated after a request's sure ones: the first ``n_drafted`` come from a source, the
-    rest is padding.
+    rest is padding. Those in ``predicted`` come from the request's prediction.
     """
 
     tokens: tuple[int, ...] = ()
     n_drafted: int = 0
+    predicted: DraftSpan = NO_SPAN
 
 
 NO_DRAFT = Draft()
@@ -90,8 +92,9 @@ class Speculation:
 
     Without ``lengths`` a draft of ``sources`` comes before one of the model, and all have the
     largest allowed length. With ``width`` each is cut or padded to that many tokens, so that the
-    computation does not depend on the drafts (`_n_of_one_length`). ``names`` are those of the
-    sources, as in ``--spec-type``; ``seconds`` is the clock that the model is measured by.
+    computation does not depend on the drafts (`_n_of_one_length`). ``predictions``, None if drafts
+    are off, come before the ``sources``. ``names`` are those of the sources, as in ``--spec-type``;
+    ``seconds`` is the clock that the model is measured by.
     """
 
     def __init__(
@@ -99,11 +102,16 @@ class Speculation:
         sources: Sequence[DraftSource] = (),
         model: ModelDrafts | None = None,
         *,
+        predictions: PredictionDrafts | None = None,
         lengths: DraftLengthController | None = None,
         width: int = 0,
     ) -> None:
         """Start without requests; see the class for the arguments."""
         self._sources = tuple(sources)
+        self._has_own_sources = bool(sources)
+        self._predictions = predictions
+        if predictions is not None:
+            self._sources = (predictions, *sources)
         self._model = model
         self.lengths = lengths
         self.width = width
@@ -119,6 +127,7 @@ class Speculation:
         # of the model.
         self._jobs: Sequence[DraftJob] = ()
         self._origins: dict[int, Origin] = {}
+        self._predicted: dict[int, DraftSpan] = {}  # the drafts that come from a prediction
         self._proposing: tuple[int, float] | None = None
 
     @classmethod
@@ -135,7 +144,8 @@ class Speculation:
         although there are drafts; "" if it is on, or there are none.
 
         With ``exact`` each draft has ``n_draft`` tokens, or as many as the backend takes back at no
-        cost: a reply must not depend on the drafts that others have.
+        cost: a reply must not depend on the drafts that others have. So predictions are drafted
+        wherever a backend can verify drafts, with ``exact`` only if all requests have drafts.
         """
         has_drafts = any(source.maximum for source in sources)
         if model is not None and model.n_max > 0:
@@ -146,8 +156,11 @@ class Speculation:
         reason = _why_off(facts, width, exact=exact)
         if has_drafts and reason:
             return cls(), reason
+        predictions = None
+        if not reason and (has_drafts or not exact):
+            predictions = PredictionDrafts()
         if exact:
-            return cls(sources, model, width=width), ""
+            return cls(sources, model, predictions=predictions, width=width), ""
         graph_ms = 0.0
         if facts.is_async:
             graph_ms = GRAPH_MS
@@ -156,11 +169,18 @@ class Speculation:
             graph_ms=graph_ms,
             has_state_history=facts.has_state_history,
         )
-        return cls(sources, model, lengths=lengths), ""
+        return cls(sources, model, predictions=predictions, lengths=lengths), ""
 
     def __bool__(self) -> bool:
-        """Return whether there are any sources."""
-        return bool(self._sources) or self._model is not None
+        """Return whether any request may have drafts now."""
+        if self._has_own_sources or self._model is not None:
+            return True
+        return bool(self._predictions)
+
+    @property
+    def drafts_predictions(self) -> bool:
+        """True if a request with a prediction gets drafts from it."""
+        return self._predictions is not None
 
     @property
     def n_bytes(self) -> int:
@@ -179,15 +199,22 @@ class Speculation:
 
     @contextlib.contextmanager
     def following(
-        self, key: int, prompt: Tokens, *, may_read_prompts: bool = True
+        self,
+        key: int,
+        prompt: Tokens,
+        *,
+        prediction: tuple[int, ...] = (),
+        may_read_prompts: bool = True,
     ) -> Iterator[None]:
-        """Register request ``key`` with the sources; without ``may_read_prompts`` not with those
-        that keep others' texts.
+        """Register request ``key``, whose reply may be the ``prediction``, with the sources;
+        without ``may_read_prompts`` not with those that keep others' texts.
 
         The counts and the pace of accepted drafts would show such a client whether its guess of a
         text is right.
         """
         try:
+            if self._predictions is not None:
+                self._predictions.predict(key, prediction)
             for source in self._sources:
                 if may_read_prompts or not isinstance(source, CacheDrafts):
                     source.begin(key, prompt)
@@ -204,6 +231,7 @@ class Speculation:
         """Return drafts for each of ``jobs`` of one step, within their limits."""
         self._jobs = jobs
         self._origins.clear()
+        self._predicted.clear()
         self._proposing = None
         for job in jobs:
             self._compare(job)
@@ -304,6 +332,7 @@ class Speculation:
             if draft:
                 found[i] = draft
                 self._origins[job.key] = own
+                self._predicted.pop(job.key, None)
                 self._propose(job, (), draft, own)
 
     def _model_beats_source(
@@ -356,6 +385,8 @@ class Speculation:
             if n and more:
                 found[i] = draft + more[:n]
                 self._origins[job.key] = origin
+                if source is self._predictions:
+                    self._predicted[job.key] = DraftSpan(len(draft), len(found[i]))
 
     def _propose(
         self, job: DraftJob, before: tuple[int, ...], tokens: tuple[int, ...], origin: Origin
@@ -399,7 +430,8 @@ class Speculation:
         if n == 0 and width == 0:
             return NO_DRAFT
         padding = job.sure[-1:] * (width - n)
-        return Draft((*tokens, *padding), n)
+        predicted = self._predicted.get(job.key, NO_SPAN)
+        return Draft((*tokens, *padding), n, predicted)
 
 
 def _tokens_from(job: DraftJob, place: int) -> tuple[int, ...]:

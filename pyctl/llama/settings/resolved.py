@@ -33,6 +33,7 @@ from pyctl.settings.limit import limit
 __all__ = [
     "LONG_DRAFT",
     "NO_DRAFTS",
+    "PREDICTED_DRAFT",
     "Resolved",
     "ResolvedValue",
     "gpus",
@@ -56,6 +57,13 @@ longer than they work. Prompts use every core.
 """
 
 LONG_DRAFT = limit(64, "tokens of a draft from n-grams", "cut", "request")
+
+PREDICTED_DRAFT = limit(
+    16, "tokens of a draft from a prediction, on a server without `cache`", "cut", "request"
+)
+"""A prediction alone is worth few outputs: each takes a float per vocabulary entry, 1 MiB with
+248,320 of them.
+"""
 """llama-server's default maximum; each token costs memory for one more output of logits."""
 
 CELL_STEP = 256
@@ -262,7 +270,7 @@ class Resolved:
         n_seqs = self.model.n_seqs
         if self.is_draft:
             return n_seqs
-        longest = LONG_DRAFT if self.drafts.drafts_from_text else 0
+        longest = LONG_DRAFT if self.drafts.drafts_from_text else PREDICTED_DRAFT
         if self.drafts.has("cache"):
             longest = LONGEST
         return max(n_seqs * (1 + self.n_state_history), 1 + longest)

@@ -18,9 +18,13 @@ from pyctl.errors import NotSupportedError, RequestError
 from pyctl.prompt import Prompt
 from pyctl.requests.body import ChatBody, CompletionBody, InfillBody
 from pyctl.requests.body_reader import Body
+from pyctl.requests.json_text import parse_object
 from pyctl.requests.prepare import prepare
 from pyctl.requests.prepared_reply import PreparedReply
+from pyctl.requests.request_pool import Fetched
 from pyctl.requests.service import Service
+from pyctl.server.api.anthropic_thread import owner_of
+from pyctl.server.api.openai_cache import PromptCaching, PromptComparison
 from pyctl.server.app_state import HttpService
 from pyctl.server.http import JsonResponse, encode, frame
 from pyctl.server.models import Models
@@ -146,7 +150,8 @@ def _pick(body: dict[str, Any], paths: tuple[str, ...]) -> dict[str, Any]:
 
 class _Answer:
     """The state that the replies of one answer share: its members, whether it is verbose unless a
-    request chooses, and the counts of tokens so far.
+    request chooses, the counts of tokens so far, and for a chat its cache options and its
+    comparison with an earlier one.
     """
 
     def __init__(self, service: HttpService) -> None:
@@ -154,6 +159,18 @@ class _Answer:
         self.is_verbose = service.shared.settings.is_verbose
         self.usages: list[dict[str, Any]] = []
         self.prompts: list[Prompt] = []
+        self.caching = PromptCaching()
+        self.comparison: PromptComparison | None = None
+
+    def cache_members(self, done: Done) -> dict[str, Any]:
+        """Return the members about the prompt cache that the request asked for, now that its reply
+        is ``done``, and let later requests compare with it.
+        """
+        if self.comparison is None:
+            return {}
+        diagnostics = self.comparison.diagnostics(done.timings.n_cached)
+        self.comparison.remember(str(self.fields["id"]))
+        return {**self.caching.applied(), **diagnostics}
 
 
 class _OpenAIReply(Reply):
@@ -178,7 +195,8 @@ class _OpenAIReply(Reply):
 
     def usage(self, done: Done) -> dict[str, Any]:
         """Return the counts of tokens; a prompt counts once, with the first of its replies."""
-        usage = usage_json(done, self.n_reasoning)
+        has_prediction = self.prepared.has_prediction
+        usage = usage_json(done, self.n_reasoning, has_prediction=has_prediction)
         if self._repeats:
             usage |= {
                 "prompt_tokens": 0,
@@ -206,6 +224,7 @@ class _OpenAIReply(Reply):
             **self._answer.fields,
             "object": self.kind,
             "usage": self.usage(done),
+            **self._answer.cache_members(done),
         }
         body["timings"] = self.timings(done)
         asked = self.options.verbose
@@ -260,7 +279,10 @@ class ChatReply(_OpenAIReply):
         usage = self.usage_frame(done)
         finish = encode(self._finish(done)), self.index, self._probs_json()
         last = b'{"choices":[{"finish_reason":%s,"index":%d,"delta":{}%s}]' % finish
-        return frames + frame(last + self._tail + (b"" if usage else timings) + b"}") + usage
+        members = self._answer.cache_members(done)
+        about_cache = b"," + encode(members)[1:-1] if members else b""
+        timings = b"" if usage else timings
+        return frames + frame(last + self._tail + about_cache + timings + b"}") + usage
 
     def whole(self, done: Done) -> dict[str, Any]:
         self._splitter.finish()
@@ -288,6 +310,8 @@ class ChatReply(_OpenAIReply):
         )
 
     def _finish(self, done: Done) -> str:
+        if self._answer.caching.is_prewarm:
+            return "stop"
         return "tool_calls" if self._called and done.stop_type != "limit" else _finish(done)
 
     def _role(self) -> bytes:
@@ -401,8 +425,27 @@ def _finish(done: Done) -> str:
 
 async def chat_completions(service: HttpService, request: Request) -> ReplyResponse:
     """Answer POST /v1/chat/completions."""
-    form = partial(ChatReply, service, answer=_Answer(service))
-    return await _answer(service, request, ChatBody, form)
+    values = parse_object(await request.body())
+    owner = owner_of(request.headers)
+    answer = _Answer(service)
+
+    def read(fetched: Fetched) -> list[PreparedReply]:
+        answer.caching = PromptCaching.from_json(values, values.get("messages"))
+        body = ChatBody.from_json(answer.caching.with_chat_fields(values))
+        prepared = prepare(service, body, fetched)
+        answer.comparison = PromptComparison.of_request(
+            service.shared.prompt_records,
+            owner,
+            service.model,
+            body.conversation,
+            prepared[0].request.prompt,
+            answer.caching.comparison_id,
+        )
+        return prepared
+
+    prepared = await service.shared.pool.read(request, read)
+    replies = [ChatReply(service, each, answer) for each in prepared]
+    return respond(service, request, replies, _combine)
 
 
 async def control(models: Models, request: Request) -> Response:
@@ -445,7 +488,7 @@ async def infill(service: HttpService, request: Request) -> ReplyResponse:
 async def _answer(
     service: HttpService,
     request: Request,
-    kind: type[ChatBody | CompletionBody],
+    kind: type[CompletionBody],
     form: Callable[[PreparedReply], Reply],
 ) -> ReplyResponse:
     body = await request.body()

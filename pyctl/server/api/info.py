@@ -30,6 +30,7 @@ __all__ = [
     "adapters",
     "change_adapters",
     "change_props",
+    "decide",
     "props",
     "router_props",
     "transcribe",
@@ -210,6 +211,13 @@ async def change_adapters(service: HttpService, request: Request) -> Response:
         # Unlike in a request, an empty list means 0 for all.
         check_scales(service.info, parse_adapter_scales(entries) or [(-1, 0.0)])
     return JsonResponse({"success": True})
+
+
+async def decide(service: object, request: Request) -> Response:
+    """Raise NotSupportedError for POST /v1/systemone, as llama-server of b11549 answers for every
+    model that was not made for typed decisions.
+    """
+    raise NotSupportedError("This model is not a decision model")
 
 
 async def transcribe(service: object, request: Request) -> Response:

@@ -39,7 +39,9 @@ from pyctl.requests.json_text import decode, parse_object
 from pyctl.requests.prepare import prepare
 from pyctl.requests.prepared_reply import PreparedReply
 from pyctl.requests.request_pool import Fetched
+from pyctl.server.api.anthropic_thread import owner_of
 from pyctl.server.api.custom_tool import unwrap_input
+from pyctl.server.api.openai_cache import PromptComparison
 from pyctl.server.api.responses_request import ResponseRequest, ResponsesBody, seal
 from pyctl.server.api.token_counts import n_input_tokens
 from pyctl.server.app_state import HttpService
@@ -58,12 +60,20 @@ class ResponseReply(EventReply):
     """
 
     def __init__(
-        self, service: HttpService, prepared: PreparedReply, asked: ResponseRequest
+        self,
+        service: HttpService,
+        prepared: PreparedReply,
+        asked: ResponseRequest,
+        comparison: PromptComparison,
     ) -> None:
         super().__init__(service, prepared)
         self._asked = asked
+        self._comparison = comparison
         self._seals = "reasoning.encrypted_content" in asked.body.include
-        self._settings = _settings(asked.body, prepared.request.sampling, service)
+        self._settings = {
+            **_settings(asked.body, prepared.request.sampling, service),
+            **asked.caching.applied(),
+        }
         self._items: list[dict[str, Any]] = []
         self._texts: list[str] = []  # texts sent for the last item
         self._probs: list[dict[str, Any]] = []  # log-probabilities of its tokens
@@ -117,21 +127,28 @@ class ResponseReply(EventReply):
         return events
 
     def close(self, done: Done) -> list[dict[str, Any]]:
-        events = self._close_item(_status(done))
+        events = self._close_item(self._status(done))
         completed = self._event("response.completed", response=self.body(done))
         timings = timings_json(done.timings, done.stats, done.receipt)
         return [*events, {**completed, "timings": timings}]
 
     def body(self, done: Done) -> dict[str, Any]:
-        status = _status(done)
+        status = self._status(done)
         self._close_item(status)
+        self._comparison.remember(self._settings["id"])
         cut = status == "incomplete"
         members = {
             "completed_at": int(time.time()),
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "usage": self._usage(done),
+            **self._comparison.diagnostics(done.timings.n_cached),
         }
         return self._body(status, members)
+
+    def _status(self, done: Done) -> str:
+        """Return the status of the reply and of its last item."""
+        is_cut = done.stop_type == "limit" and not self._asked.caching.is_prewarm
+        return "incomplete" if is_cut else "completed"
 
     def _body(self, status: str, members: dict[str, Any]) -> dict[str, Any]:
         return {**self._settings, "status": status, "output": list(self._items), **members}
@@ -294,7 +311,10 @@ class ResponseReply(EventReply):
             "input_tokens": n_prompt,
             "output_tokens": n_predicted,
             "total_tokens": n_prompt + n_predicted,
-            "input_tokens_details": {"cached_tokens": done.timings.n_cached},
+            "input_tokens_details": {
+                "cached_tokens": done.timings.n_cached,
+                "cache_write_tokens": done.stats.n_written,
+            },
             "output_tokens_details": {"reasoning_tokens": self.prepared.splitter.n_reasoning},
         }
 
@@ -325,11 +345,6 @@ def _settings(body: ResponsesBody, sampling: Sampling, service: HttpService) -> 
     }
 
 
-def _status(done: Done) -> str:
-    """Return the status of a reply and of its last item."""
-    return "incomplete" if done.stop_type == "limit" else "completed"
-
-
 def _is_object(arguments: str) -> bool:
     """Return whether the arguments of a call are a whole object."""
     try:
@@ -346,8 +361,9 @@ def _text_part(text: str, probs: Sequence[dict[str, Any]] = ()) -> dict[str, Any
 async def create(service: HttpService, request: Request) -> ASGIApp:
     """Answer POST /v1/responses."""
     values = parse_object(await request.body())
+    owner = owner_of(request.headers)
     reply = await service.shared.pool.read(
-        request, lambda fetched: _reply(service, values, fetched)
+        request, lambda fetched: _reply(service, values, owner, fetched)
     )
     return respond(service, request, [reply])
 
@@ -360,7 +376,18 @@ async def input_tokens(service: HttpService, request: Request) -> Response:
     return JsonResponse({"input_tokens": n, "object": "response.input_tokens"})
 
 
-def _reply(service: HttpService, values: dict[str, Any], fetched: Fetched) -> ResponseReply:
+def _reply(
+    service: HttpService, values: dict[str, Any], owner: bytes, fetched: Fetched
+) -> ResponseReply:
     asked = ResponseRequest.from_json(values)
-    (prepared,) = prepare(service, ChatBody.from_json(asked.chat), fetched)
-    return ResponseReply(service, prepared, asked)
+    body = ChatBody.from_json(asked.chat)
+    (prepared,) = prepare(service, body, fetched)
+    comparison = PromptComparison.of_request(
+        service.shared.prompt_records,
+        owner,
+        service.model,
+        body.conversation,
+        prepared.request.prompt,
+        asked.caching.comparison_id,
+    )
+    return ResponseReply(service, prepared, asked, comparison)

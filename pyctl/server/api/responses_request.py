@@ -37,6 +37,7 @@ from pyctl.requests.body import ONE_REPLY
 from pyctl.requests.body_reader import Body, others, reject_unsupported
 from pyctl.requests.image_sources import ImagePart
 from pyctl.server.api.custom_tool import to_function, wrap_input
+from pyctl.server.api.openai_cache import CACHE_FIELDS, PromptCaching
 from pyctl.settings.limit import limit
 
 __all__ = ["ResponseRequest", "ResponsesBody", "seal", "spaced_name"]
@@ -83,7 +84,9 @@ class _Item(Body, frozen=True):
 _EARLIER = ("previous_response_id", "conversation")
 """Fields that name items of earlier requests."""
 
-_IGNORED = frozenset({"model", "truncation", "service_tier", "store", "n", "n_cmpl", *_EARLIER})
+_IGNORED = frozenset(
+    {"model", "truncation", "service_tier", "store", "n", "n_cmpl", *_EARLIER, *CACHE_FIELDS}
+)
 """Fields that mean nothing to us, and of chat completions what this API does not have.
 
 ``truncation`` may drop messages that do not fit into the context; here such a request is refused.
@@ -114,12 +117,14 @@ _SEND_ALL = (
 @dataclass(frozen=True)
 class ResponseRequest:
     """A request as ``chat``, the fields of the chat completion to make; ``tools`` has the namespace
-    of each tool, None for none, and the tool as sent, by its name in the chat.
+    of each tool, None for none, and the tool as sent, by its name in the chat. ``caching`` are its
+    cache options.
     """
 
     body: ResponsesBody
     chat: dict[str, Any]
     tools: dict[str, tuple[str | None, dict[str, Any]]]
+    caching: PromptCaching
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> ResponseRequest:
@@ -142,7 +147,8 @@ class ResponseRequest:
             **_options(body, tools),
             "messages": _joined(messages),
         }
-        return cls(body, chat, tools)
+        caching = PromptCaching.from_json(values, body.input)
+        return cls(body, caching.with_chat_fields(chat), tools, caching)
 
 
 def spaced_name(space: str | None, name: str) -> str:

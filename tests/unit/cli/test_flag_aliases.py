@@ -78,6 +78,13 @@ def contract() -> list[tuple[list[str], bool, str]]:
     return rows
 
 
+NEWER_FLAGS = {"--moe-cache-mib", "--spec-draft-sampling"}
+"""Flags of llama-server b11549, which is newer than the pinned one and its documentation."""
+
+NEWER_VARIABLES = {"--slot-save-path": "LLAMA_ARG_SLOT_SAVE_PATH"}
+"""Variables of flags that have none in the pinned llama-server, but in b11549."""
+
+
 def test_every_llama_server_flag_is_known() -> None:
     used = {name: flag for flag in (*SERVE_FLAGS, *FLAGS[GENERAL]) for name in flag.spellings()}
     for names, with_value, variable in contract():
@@ -85,7 +92,7 @@ def test_every_llama_server_flag_is_known() -> None:
             if name in used:
                 takes_topic = used[name].dest == "help"
                 assert (used[name].convert is not None) == (with_value or takes_topic), name
-                assert used[name].env == variable, name
+                assert used[name].env == NEWER_VARIABLES.get(name, variable), name
             elif name != "--control-vector-layer-range":
                 assert WITHOUT_USE[name] == int(with_value), name
 
@@ -119,7 +126,7 @@ def test_every_other_flag_of_pyctl_is_its_own() -> None:
         *("--extension", "--no-extension"),
         *("--mmap", "--no-mmap", "--mlock"),  # older names, which llama-server still takes
     }
-    assert WITHOUT_USE.keys() <= documented
+    assert WITHOUT_USE.keys() - documented == NEWER_FLAGS
 
 
 def test_a_copied_environment_starts() -> None:

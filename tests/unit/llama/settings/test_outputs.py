@@ -1,5 +1,5 @@
 """Room for outputs: each takes a row of logits on the device, so only servers with long drafts have
-it.
+much of it.
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ import pytest
 from pyctl.engine.draft.cache_drafts import LONGEST
 from pyctl.llama.settings.draft_settings import DraftSettings
 from pyctl.llama.settings.model_settings import ModelSettings
-from pyctl.llama.settings.resolved import LONG_DRAFT, Resolved
+from pyctl.llama.settings.resolved import LONG_DRAFT, PREDICTED_DRAFT, Resolved
 
 
 @pytest.mark.parametrize(
     ("types", "n_seqs", "expected"),
     [
-        ((), 4, 4),
-        (("draft-mtp",), 1, 4),
-        (("draft-mtp",), 4, 16),
+        ((), 4, 1 + PREDICTED_DRAFT),
+        ((), 20, 20),
+        (("draft-mtp",), 1, 1 + PREDICTED_DRAFT),
+        (("draft-mtp",), 5, 20),
         (("ngram-mod",), 1, 1 + LONG_DRAFT),
         (("draft-mtp", "cache"), 1, 1 + LONGEST),
         (("ngram-mod", "cache"), 1, 1 + LONGEST),

@@ -81,7 +81,10 @@ def test_usage_counts_all_replies_and_each_prompt_once(
     counts = (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"])
     assert counts == (n_prompt, 3 * n_choices, n_prompt + 3 * n_choices)
     n_prompts = len({id(request.prompt) for request in bench.worker.requests})
-    assert usage["prompt_tokens_details"] == {"cached_tokens": 2 * n_prompts}
+    assert usage["prompt_tokens_details"] == {
+        "cached_tokens": 2 * n_prompts,
+        "cache_write_tokens": 0,
+    }
     *chunks, end = bench.stream(path, {**fields, "stream_options": {"include_usage": True}})
     assert end == "[DONE]"
     assert [chunk["usage"] for chunk in chunks if "usage" in chunk] == [usage]

@@ -53,7 +53,7 @@ def test_a_whole_response() -> None:
         "input_tokens": 21,
         "output_tokens": 3,
         "total_tokens": 24,
-        "input_tokens_details": {"cached_tokens": 5},
+        "input_tokens_details": {"cached_tokens": 5, "cache_write_tokens": 0},
         "output_tokens_details": {"reasoning_tokens": 0},
     }
     assert body["temperature"] == 0.5

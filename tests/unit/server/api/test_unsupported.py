@@ -25,6 +25,7 @@ def client() -> Client:
         "/v1/reranking",
         "/audio/transcriptions",
         "/v1/audio/transcriptions",
+        "/v1/systemone",
     ],
 )
 def test_what_no_model_here_can(client: Client, path: str) -> None:
