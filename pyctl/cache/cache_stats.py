@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 
 from pyctl.cache.plan import MIN_SHARED
 from pyctl.cache.ports import DiskView, Store
+from pyctl.cache.prompt_comparison import PromptComparison
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import Segment, Snapshot, Source
 from pyctl.prompt import Tokens
@@ -83,6 +84,8 @@ class RequestStats:
         miss: The divergence from the nearest recent prompt, None if nothing was lost.
         n_prewarmed: The tokens among ``n_cached`` that were evaluated for this request before it
             came.
+        kind: The kind of the request, as in GET /cache; empty if it is not known.
+        comparison: The comparison with the nearest recent prompt, None without one.
         restored: The id of the snapshot that was resumed from, empty without one.
         saved: The ids of the snapshots that were taken.
     """
@@ -97,6 +100,8 @@ class RequestStats:
     save_ms: float = 0.0
     miss: Divergence | None = field(default=None)
     n_prewarmed: int = 0
+    kind: str = ""
+    comparison: PromptComparison | None = None
     restored: str = ""
     saved: list[str] = field(default_factory=list)
 

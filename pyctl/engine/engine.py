@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -24,12 +23,13 @@ from pyctl.engine.decode import Generation
 from pyctl.engine.draft.speculation import Speculation
 from pyctl.engine.draft.verify_batch import BatchItem, verify_batches
 from pyctl.engine.engine_settings import Clock, EngineSettings
-from pyctl.engine.engine_stats import MAX_REPLIES, EngineCounters
+from pyctl.engine.engine_stats import EngineCounters
 from pyctl.engine.exact_reply import ExactReply, ReplyRecorder, ReplyTrace
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.jobs import StateReads
 from pyctl.engine.prefill import Prefill
-from pyctl.engine.request import Done, Request, Timings
+from pyctl.engine.request import Done, Request
+from pyctl.engine.request_history import RequestHistory
 from pyctl.engine.schedule.admission import ActiveRequest, Steps
 from pyctl.engine.schedule.scheduler import Scheduler
 from pyctl.errors import OutOfCellsError, PyctlError
@@ -69,8 +69,7 @@ class Engine:
         options = CacheOptions(settings.min_step, settings.exact, settings.device)
         self.prefix_cache = PrefixCache(backend.memory, cache, options, disk)
         self.counters = EngineCounters()
-        # The latest replies, with the times of their ends.
-        self.replies: deque[tuple[float, Timings]] = deque(maxlen=MAX_REPLIES)
+        self.history = RequestHistory(clock)
         self.scheduler = Scheduler(
             backend, settings, self.prefix_cache, self.counters, clock, self._n_ready
         )
@@ -345,6 +344,7 @@ class Engine:
             lookup = cache.lookup(
                 request, self._prefill.compute_batch_ends(request.prompt), seq, stats
             )
+            self.history.classify(request, stats)
             restored = yield from self._restore(seq, lookup, stats)
             stats.n_prewarmed = self.prewarms.used(lookup.match, stats.n_cached)
             lookup = self._prefill.after_reply(seq, lookup)
@@ -366,7 +366,7 @@ class Engine:
         saved_seconds = cache.saved_time.count(stats, timings.prompt_ms, is_alone=is_alone)
         cache.totals.add(stats, reply.n_predicted, saved_seconds)
         self.counters.count_reply(timings)
-        self.replies.append((self.clock(), timings))
+        self.history.add(timings, stats)
         receipt = self._record(request, reply.trace, stats, plan)
         handle.put(Done(reply.stop_type, reply.stopping_word, timings, stats, seq.id, receipt))
 

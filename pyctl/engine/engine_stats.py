@@ -15,11 +15,9 @@ from pyctl.cache.device_tier import DeviceCounts
 from pyctl.cache.snapshot import BlockBytes
 from pyctl.engine.engine_settings import Clock
 from pyctl.engine.request import DraftCounts, Request, Timings
-from pyctl.settings.limit import limit
 
 __all__ = [
     "FIRST_TOKEN_SECONDS",
-    "MAX_REPLIES",
     "EngineCounters",
     "EngineMemory",
     "EngineStats",
@@ -98,9 +96,6 @@ class EngineCounters:
         self.drafts += timings.drafts
         if timings.n_predicted:
             self.first_tokens = self.first_tokens.with_one(timings.first_token_ms / 1e3)
-
-
-MAX_REPLIES = limit(128, "replies with speeds in GET /cache", "the oldest are forgotten", "memory")
 
 
 @dataclass(frozen=True)

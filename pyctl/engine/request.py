@@ -47,7 +47,8 @@ class Request(CacheRequest):
     drafted from the texts of other clients, so that no count of its reply depends on a single token
     of theirs. A ``background`` request only evaluates its prompt, up to its last batch end, while
     no other work is due. With ``after`` it has no client: it is the expected beginning of the turn
-    after that request.
+    after that request. ``model_before`` is another model that the last request of this conversation
+    went to, empty if there was none.
     """
 
     sampling: Sampling = field(default_factory=Sampling)
@@ -60,6 +61,7 @@ class Request(CacheRequest):
     n_indent: int = 0
     max_ms: int = 0
     control_texts: Mapping[int, bytes] = field(default_factory=dict)
+    model_before: str = ""
 
 
 MAX_POSITIONS = 64

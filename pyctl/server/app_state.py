@@ -17,6 +17,7 @@ from pyctl.page.markdown_process import MarkdownProcess
 from pyctl.receipts.receipt_writer import ReceiptWriter
 from pyctl.requests.service import Service, SharedState
 from pyctl.server.kept_streams import KeptStreams
+from pyctl.server.model_history import ModelHistory
 from pyctl.server.saved_days import SavedDays
 from pyctl.server.server_settings import ServerSettings
 
@@ -41,6 +42,7 @@ class AppState(SharedState):
     calls: set[asyncio.Future[dict[str, Any]]] = field(default_factory=set)
     saved: SavedDays = field(default_factory=SavedDays)
     """The time that the cache saved all clients."""
+    model_history: ModelHistory = field(default_factory=ModelHistory)
 
     @property
     def media_path(self) -> str:

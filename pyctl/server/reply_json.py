@@ -14,6 +14,7 @@ from pyctl.engine.backend import TopTokens
 from pyctl.engine.request import Done, Progress, Request, Timings
 from pyctl.engine.sampling import Sampling
 from pyctl.requests.reply_options import ReplyOptions
+from pyctl.server.cache_advice import explain
 
 __all__ = [
     "cache_json",
@@ -111,6 +112,9 @@ def cache_json(report: RequestStats, text_of: TextOf | None) -> dict[str, Any]:
     if text_of is None:
         return body
     body |= {"restored": report.restored, "saved": report.saved}
+    explanation = explain(report.comparison, report.n_prompt, report.n_cached)
+    if explanation is not None:
+        body["why"] = explanation.as_json()
     if (miss := report.miss) is not None:
         words = {"was": text_of(miss.recent), "is": text_of(miss.given)}
         body["miss"] = {"position": miss.position, "nearest": miss.nearest, **words}
