@@ -67,7 +67,7 @@ def compare_prompts(
     Nearest is the prompt that shares most tokens, unless an earlier prompt of the same conversation
     has another head: then that one, however few tokens they share.
 
-    Clients see the kind of their request. A client that may not read prompts could find those of
+    Clients see the kind of their request. A client that may not read prompts could find prompts of
     others token by token, if the kind depended on the number of shared tokens. Therefore only
     whole prompts and whole messages count for it.
     """

@@ -119,7 +119,7 @@ _BOUNDARY_BYTES = 36
 """Bytes of a number in a tuple."""
 
 _SECTION_OVERHEAD = 350
-"""Approximate bytes of the digests of a prompt's sections without those of its messages."""
+"""Approximate bytes of the digests of a prompt's sections without its messages."""
 
 _ENTRY_BYTES = 1500
 """Approximate bytes of the containers around a prompt, and of its part in the table of shared

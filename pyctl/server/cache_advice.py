@@ -15,13 +15,13 @@ _REMEDIES: dict[Section, str] = {
     "system": "move text that changes from the system message to the last message",
     "variables": "keep chat_template_kwargs and reasoning_effort the same in a conversation",
     "message": "append messages instead of changing earlier ones",
-    "template": "the template renders an earlier message differently once others follow it",
+    "template": "use a template that renders earlier messages the same when others follow",
     "text": "append to the text instead of changing its beginning",
     "model": "stay with one model in a conversation",
 }
 """The action of a client that avoids the evaluation, by the first section that differs."""
 
-_NOT_KEPT = "a larger --cache-ram or a --kv-cache-dir may keep it"
+_NOT_KEPT = "give the cache more memory: --cache-ram, or --kv-cache-dir on a disk"
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,8 @@ def explain(
         n_changed = n_prompt - n_cached
     if n_changed + n_lost < MIN_SHARED:
         return None
+    if n_lost < MIN_SHARED <= n_changed:
+        n_lost = 0  # less than a batch: no snapshot is so close
     remedy = _NOT_KEPT
     if comparison.section is not None and n_changed >= n_lost:
         remedy = _REMEDIES[comparison.section]

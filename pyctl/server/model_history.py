@@ -21,8 +21,8 @@ class ModelHistory:
         self._models: OrderedDict[bytes, str] = OrderedDict()
 
     def record(self, sections: PromptSections | None, model: str) -> str:
-        """Record a request for ``model``; return the model that the conversation leaves for it,
-        empty if it leaves none.
+        """Record a request for ``model``; return the previous model of the conversation,
+        empty if it is the same one.
         """
         if sections is None or not sections.first_message:
             return ""

@@ -199,7 +199,7 @@ def _tree(
 
 
 def _reply(age: float, served: ServedRequest, *, with_why: bool) -> dict[str, Any]:
-    """Return a request of the timeline; ``with_why`` also the reason for what was evaluated
+    """Return a request of the timeline; ``with_why`` also the reason for tokens evaluated
     again.
     """
     timings = served.timings

@@ -24,7 +24,7 @@ class Clock:
 
 
 def test_a_session_of_an_agent() -> None:
-    """The kinds are those of the recorded sessions: first, side request, sub-agent, append and
+    """The kinds have the names of the recorded sessions: first, side request, sub-agent, append and
     rewrite.
     """
     classifier = RequestClassifier(Clock())
