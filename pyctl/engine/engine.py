@@ -339,7 +339,9 @@ class Engine:
         cache = self.prefix_cache
         assert seq is not None
         active.started = time.perf_counter()
-        with Generation(self.backend, handle, seq, self.state_reads) as reply:
+        with Generation(
+            self.backend, handle, seq, self.state_reads, ends_loops=self.settings.loop_guard
+        ) as reply:
             stats = active.stats = RequestStats(n_prompt=len(request.prompt))
             lookup = cache.lookup(
                 request, self._prefill.compute_batch_ends(request.prompt), seq, stats

@@ -56,8 +56,9 @@ class EngineCounters:
     ``n_calls`` counts llama_decode calls, ``n_busy`` sums their sequences, ``n_longest`` is the
     length of the longest sequence, ``n_suspended`` counts suspended replies, ``n_turns_yielded``
     turns with --exact that ended for another request. ``first_tokens`` are the times from the
-    arrival of a request to its first token. Tokens of a request count when it ends with a reply;
-    cancelled requests count as calls only.
+    arrival of a request to its first token. ``n_loops`` counts replies with a loop,
+    ``n_loops_ended`` those that --loop-guard ended. Tokens of a request count when it ends with a
+    reply; cancelled requests count as calls only.
     """
 
     n_calls: int = 0
@@ -72,6 +73,8 @@ class EngineCounters:
     n_turns_yielded: int = 0
     drafts: DraftCounts = field(default_factory=DraftCounts)
     first_tokens: Histogram = Histogram()
+    n_loops: int = 0
+    n_loops_ended: int = 0
 
     def count_call(self, n_seqs: int, length: int) -> None:
         """Count one call for ``n_seqs`` sequences, the longest with ``length`` tokens after it."""
@@ -94,6 +97,9 @@ class EngineCounters:
         self.n_predicted += timings.n_predicted
         self.predicted_ms += timings.predicted_ms
         self.drafts += timings.drafts
+        if timings.loop is not None:
+            self.n_loops += 1
+            self.n_loops_ended += timings.loop.is_ended
         if timings.n_predicted:
             self.first_tokens = self.first_tokens.with_one(timings.first_token_ms / 1e3)
 

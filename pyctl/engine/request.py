@@ -12,6 +12,7 @@ from pyctl.cache.cache_stats import RequestStats
 from pyctl.cache.ports import CacheRequest
 from pyctl.cache.snapshot import Source
 from pyctl.chat.reasoning import ReasoningLimit
+from pyctl.engine.loop_detector import ReplyLoop
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import EngineError, PyctlError
 
@@ -98,7 +99,9 @@ class DraftCounts:
 
 @dataclass(frozen=True)
 class Timings:
-    """Counts in tokens, times in milliseconds; ``first_token_ms`` counts from submission."""
+    """Counts in tokens, times in milliseconds; ``first_token_ms`` counts from submission. ``loop``
+    is the loop of the reply, None without one.
+    """
 
     n_cached: int
     n_evaluated: int
@@ -107,6 +110,7 @@ class Timings:
     predicted_ms: float
     first_token_ms: float
     drafts: DraftCounts = DraftCounts()
+    loop: ReplyLoop | None = None
 
 
 @dataclass(frozen=True)

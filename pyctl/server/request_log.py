@@ -40,6 +40,13 @@ def log_done(path: str, done: Done, service: Service) -> None:
         "  ".join(fields).rstrip(),
         extra={"strong": cached.strip() if report.n_cached else ""},
     )
+    if timings.loop is not None:
+        loop = timings.loop
+        outcome = "ended by --loop-guard" if loop.is_ended else "not ended without --loop-guard"
+        log.warning(
+            "%s the reply repeats %s tokens for %s more: a loop, %s",
+            *(_endpoint(path), f"{loop.period:,}", f"{loop.n_tokens:,}", outcome),
+        )
     explanation = explain(report.comparison, report.n_prompt, report.n_cached)
     if explanation is not None:
         log.info("%s %s: %s", _endpoint(path), report.kind, explanation.text)
