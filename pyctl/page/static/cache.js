@@ -383,11 +383,10 @@ function drawTimeline(replies) {
 function request({ kind, source, cache_n: restored, prompt_n: evaluated, why }, longest) {
   const part = (n, tier) => n ? el("i", { class: tier, vars: { "--w": Math.max((100 * n) / longest, 0.8) } }) : null;
   const label = `${kind}: ${tokens(restored)} restored, ${count(evaluated)} evaluated`;
-  const device = source === "live" ? "device" : source;
   return el("li", { class: "request " + kind.replace(" ", "-") },
     el("span", { class: "kind" }, kind),
     el("span", { class: "bar", role: "img", "aria-label": label, title: label },
-      part(restored, device), part(evaluated, "evaluated")),
+      part(restored, source), part(evaluated, "evaluated")),
     el("span", { class: "dim" }, `${short(evaluated)} new`),
     why ? el("p", { class: "why" }, reason(why)) : null);
 }
