@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from pyctl.files.image_file import ImageFile
 
-__all__ = ["ImageSpan", "Prompt", "Tokens", "as_tokens", "common_prefix"]
+__all__ = ["ImageSpan", "Prompt", "PromptSections", "Tokens", "as_tokens", "common_prefix"]
 
 Tokens: TypeAlias = NDArray[np.int32]
 """Token ids, shape (n,), read-only once they are part of a Prompt. Ids of image tokens are
@@ -91,6 +91,58 @@ class ImageSpan:
         return as_tokens(np.where(ids == -1, np.int32(-2), ids))
 
 
+SECTION_BYTES = 8
+"""Bytes of the digest of a section."""
+
+
+@dataclass(frozen=True)
+class PromptSections:
+    """Digests of the sections that a chat request consists of, without their text.
+
+    Two requests with equal digests have the same section. ``messages`` are the digests of all
+    messages after the system message, `SECTION_BYTES` each. ``variables`` are the template's.
+
+    Attributes:
+        tools: The digest of the tools, empty without any.
+        system: The digest of the system message, empty without one.
+        variables: The digest of the variables of the template.
+        messages: The digests of the other messages, in their order.
+        n_replies: How many of these messages are the assistant's.
+    """
+
+    tools: bytes
+    system: bytes
+    variables: bytes
+    messages: bytes
+    n_replies: int = 0
+
+    @property
+    def n_messages(self) -> int:
+        """The number of messages after the system message."""
+        return len(self.messages) // SECTION_BYTES
+
+    @property
+    def head(self) -> bytes:
+        """The digests of the tools and of the system message."""
+        return self.tools + b"/" + self.system
+
+    @property
+    def first_message(self) -> bytes:
+        """The digest of the first message after the system message, by which a conversation is
+        recognised; empty without one.
+        """
+        return self.messages[:SECTION_BYTES]
+
+    def n_equal_messages(self, other: PromptSections) -> int:
+        """Return how many leading messages both have."""
+        n = min(self.n_messages, other.n_messages)
+        for number in range(n):
+            place = slice(number * SECTION_BYTES, (number + 1) * SECTION_BYTES)
+            if self.messages[place] != other.messages[place]:
+                return number
+        return n
+
+
 @dataclass(frozen=True, eq=False)
 class Prompt:
     """The token ids of one request, and the positions at which prompts may diverge.
@@ -99,8 +151,9 @@ class Prompt:
     the last one is the generation header, if there is one. ``headers`` are the boundaries at which
     the assistant starts; None if the template does not show them. ``turn`` is the header of the
     reply to the user's last message, before any tool results; 0 if unknown. ``line_ends`` are token
-    counts at which a line of raw text ends, ascending, before the first message. Raises ValueError
-    for boundaries out of order or out of range.
+    counts at which a line of raw text ends, ascending, before the first message. ``sections`` are
+    digests of the chat request that the prompt was rendered from, None for raw text. Raises
+    ValueError for boundaries out of order or out of range.
     """
 
     tokens: Tokens
@@ -109,6 +162,7 @@ class Prompt:
     turn: int = 0
     pictures: tuple[ImageSpan, ...] = ()
     line_ends: tuple[int, ...] = ()
+    sections: PromptSections | None = None
 
     def __post_init__(self) -> None:
         previous = 0

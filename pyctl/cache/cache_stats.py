@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 from pyctl.cache.evicted import WantedTokens
 from pyctl.cache.plan import MIN_SHARED
 from pyctl.cache.ports import DiskView, Store
+from pyctl.cache.prompt_comparison import PromptComparison
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import Segment, Snapshot, Source
 from pyctl.prompt import Tokens
@@ -85,6 +86,8 @@ class RequestStats:
         n_prewarmed: The tokens among ``n_cached`` that were evaluated for this request before it
             came.
         n_from_device: The rows that a sequence took over from cells of the device.
+        kind: The kind of the request, as in GET /cache; empty if it is not known.
+        comparison: The comparison with the nearest recent prompt, None without one.
         restored: The id of the snapshot that was resumed from, empty without one.
         saved: The ids of the snapshots that were taken.
         n_covered: The tokens of the deepest of them.
@@ -101,6 +104,8 @@ class RequestStats:
     miss: Divergence | None = field(default=None)
     n_prewarmed: int = 0
     n_from_device: int = 0
+    kind: str = ""
+    comparison: PromptComparison | None = None
     restored: str = ""
     saved: list[str] = field(default_factory=list)
     n_covered: int = 0

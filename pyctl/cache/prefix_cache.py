@@ -29,6 +29,7 @@ from pyctl.cache.plan import choose_cuts, next_turn, snapshot_ends
 from pyctl.cache.ports import CacheOptions, CacheRequest, SequenceMemory, Store
 from pyctl.cache.positions import last_end
 from pyctl.cache.prefetch import Prefetch
+from pyctl.cache.prompt_comparison import compare_prompts
 from pyctl.cache.ram import RamCache
 from pyctl.cache.reads import Reading
 from pyctl.cache.recent import RecentPrompts
@@ -99,6 +100,9 @@ class PrefixCache:
             if not request.may_save:
                 return lookup  # nothing of it stays, also not for comparisons
             recent = self.recent.compare(prompt)
+            stats.comparison = compare_prompts(
+                prompt, recent, may_read_prompts=request.may_read_prompts
+            )
             # Drafts from a planted text would show in the pace of replies to others whether it
             # holds a piece of theirs.
             is_heard = request.may_read_prompts

@@ -118,6 +118,9 @@ def last_boundary(prompt: Prompt, n: int) -> int:
 _BOUNDARY_BYTES = 36
 """Bytes of a number in a tuple."""
 
+_SECTION_OVERHEAD = 350
+"""Approximate bytes of the digests of a prompt's sections without its messages."""
+
 _ENTRY_BYTES = 1500
 """Approximate bytes of the containers around a prompt, and of its part in the table of shared
 tokens.
@@ -154,7 +157,10 @@ class RecentPrompts:
         """Approximate bytes of all remembered prompts."""
         prompts = [recent.prompt for recent in self._recent]
         return sum(
-            prompt.tokens.nbytes + _BOUNDARY_BYTES * len(prompt.boundaries) + _ENTRY_BYTES
+            prompt.tokens.nbytes
+            + _BOUNDARY_BYTES * len(prompt.boundaries)
+            + (_SECTION_OVERHEAD + len(prompt.sections.messages) if prompt.sections else 0)
+            + _ENTRY_BYTES
             for prompt in prompts
         )
 

@@ -245,7 +245,7 @@ class ChatFormat:
             text = part if isinstance(part, str) else part.text
             pieces = split_marked(text, rendered.images) if rendered.images else [text]
             parts += self._pieces(pieces)
-        return self._prompt(parts, dialect)
+        return replace(self._prompt(parts, dialect), sections=rendered.sections)
 
     def _pieces(self, pieces: Sequence[str | ImageFile]) -> Iterator[Tokens | ImageSpan]:
         """Yield text as tokens, and each image with the tokens around it."""

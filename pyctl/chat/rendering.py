@@ -13,9 +13,11 @@ from pyctl.chat.replay import Replay
 from pyctl.chat.replay_log import SampledReply
 from pyctl.chat.replay_marks import Part, ReplyPlaceholders
 from pyctl.chat.reply import ReasoningTags, ReplyPart
+from pyctl.chat.sections import digest_sections
 from pyctl.chat.template import Template
 from pyctl.errors import RequestError
 from pyctl.files.image_file import ImageFile
+from pyctl.prompt import PromptSections
 from pyctl.text import n_common
 
 __all__ = ["Continue", "RenderedChat", "Renderer"]
@@ -39,7 +41,7 @@ class RenderedChat:
     the tag of its reasoning on if there is one. ``parts`` are the text in pieces, with the tokens
     of replies that are replayed, and empty if there are none. The reply stands at
     ``conversation_key`` of the conversation, empty if no replies are remembered. ``images`` are
-    those in the text, by their marks.
+    those in the text, by their marks. ``sections`` are digests of what the client sent.
     """
 
     text: str
@@ -50,6 +52,7 @@ class RenderedChat:
     parts: tuple[Part, ...] = ()
     conversation_key: bytes = b""
     images: Mapping[str, ImageFile] = field(default_factory=dict)
+    sections: PromptSections | None = None
 
 
 class Renderer:
@@ -108,6 +111,7 @@ class Renderer:
             if len(checked) > 1 and checked[-2]["role"] == "assistant":
                 raise RequestError("'messages' must not end in two assistant messages")
             continues = continues or "auto"
+        sections = digest_sections(checked, tools, template_variables)
         place, attempts, replayed = self.placeholders.insert(
             checked, tools, is_continued=continues is not None
         )
@@ -124,12 +128,14 @@ class Renderer:
                 continue  # the template refuses messages that others stand for
             with_replies = self._with_replies(rendered, replayed)
             if with_replies is not None:
-                return replace(with_replies, conversation_key=place, images=images)
+                return replace(
+                    with_replies, conversation_key=place, images=images, sections=sections
+                )
         rendered = render(checked)
         n_missing = sum(mark not in rendered.text for mark in images)
         if n_missing:
             raise RequestError(f"the chat template leaves out {n_missing} of {len(images)} images")
-        return replace(rendered, conversation_key=place, images=images)
+        return replace(rendered, conversation_key=place, images=images, sections=sections)
 
     def _template_variables(self, requested: JsonObject) -> JsonDict:
         """Return the variables of the template, without those that it gets as arguments."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import fields, replace
 from pathlib import Path
@@ -32,7 +32,9 @@ from pyctl.engine.engine_stats import (
     SequenceFile,
     SequenceView,
 )
-from pyctl.engine.request import Failed, Timings
+from pyctl.engine.request import Failed
+from pyctl.engine.request_history import ServedRequest
+from pyctl.engine.request_kind import RequestKind
 from pyctl.engine.sequence_file import load_file, save_file
 from pyctl.engine.worker import Worker
 from pyctl.errors import OutOfCellsError, RequestError, StateError
@@ -41,8 +43,6 @@ from pyctl.prompt import Tokens
 __all__ = ["EngineAdmin"]
 
 R = TypeVar("R")
-
-HOUR = 3600.0
 
 
 class EngineAdmin:
@@ -115,14 +115,13 @@ class EngineAdmin:
         """Return the results of the checks of snapshots since the start."""
         return self._worker.call(self._engine.canary.view, is_read=True)
 
-    def replies(self) -> Future[list[tuple[float, Timings]]]:
-        """Return (age in seconds, timings) of the latest replies within an hour, oldest first."""
+    def n_by_kind(self) -> Future[Mapping[RequestKind, int]]:
+        """Return the number of requests since the start, by kind."""
+        return self._worker.call(lambda: dict(self._engine.history.n_by_kind), is_read=True)
 
-        def run() -> list[tuple[float, Timings]]:
-            now = self._engine.clock()
-            return [(now - at, timings) for at, timings in self._engine.replies if now - at < HOUR]
-
-        return self._worker.call(run, is_read=True)
+    def requests(self) -> Future[Sequence[tuple[float, ServedRequest]]]:
+        """Return (age in seconds, request) of the latest requests within an hour, oldest first."""
+        return self._worker.call(self._engine.history.within_hour, is_read=True)
 
     def revision(self) -> Future[int]:
         """Return the current `CacheView.revision`, cheaper than `view`."""

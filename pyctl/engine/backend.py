@@ -121,6 +121,10 @@ class Sampler(Protocol):
     def seed(self) -> int:
         """The seed in use, also if the request left it to chance."""
 
+    @property
+    def is_constrained(self) -> bool:
+        """True if a grammar restricts the next token; a lazy one does from its trigger on."""
+
     def sample(self, index: int) -> int:
         """Return a token sampled from output ``index`` of the last evaluation."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Generator
+from dataclasses import replace
 from types import TracebackType
 
 from pyctl.cache.cache_stats import RequestStats
@@ -18,7 +19,8 @@ from pyctl.engine.backend import Evaluator, Sampler, TopTokens, VerifyOutputs
 from pyctl.engine.exact_reply import ReplyTrace
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.jobs import StateReads
-from pyctl.engine.request import DraftCounts, Piece, StopType, Timings
+from pyctl.engine.loop_detector import LoopDetector, ReplyLoop
+from pyctl.engine.request import DraftCounts, Piece, Request, StopType, Timings
 from pyctl.engine.stream import LineLimits, ReasoningBudget, TextStream
 
 __all__ = ["Generation"]
@@ -41,8 +43,12 @@ class Generation:
         handle: RequestHandle,
         seq: LiveSequence,
         state_reads: StateReads,
+        *,
+        ends_loops: bool = False,
     ) -> None:
-        """Prepare the text, the stops and the limits of the reply; nothing is sampled yet."""
+        """Prepare the text, the stops and the limits of the reply; nothing is sampled yet. With
+        ``ends_loops``, a loop ends the reply as its token limit does.
+        """
         request = handle.request
         room = evaluator.facts.n_ctx - len(request.prompt)
         self.n_predicted = 0
@@ -65,6 +71,9 @@ class Generation:
             if request.reasoning is not None
             else None
         )
+        self._ends_loops = ends_loops
+        self._loops = LoopDetector(request.prompt.tokens) if _may_loop(request) else None
+        self._loop: ReplyLoop | None = None
         self._sampler: Sampler | None = None
         self._token = 0
         self._unsent: list[int] = []
@@ -108,6 +117,7 @@ class Generation:
             first_token_ms=(first_token - submitted) * 1e3,
             drafts=self._handle.drafts,
             queued_ms=(started - submitted) * 1e3,
+            loop=self._loop,
         )
 
     def first(self) -> None:
@@ -202,7 +212,24 @@ class Generation:
             self._send(final)
         if self.n_predicted >= self._limit:
             self._ended = True
+        if self._loops is not None:
+            self._detect_loop(self._loops, sampler, token)
         return token
+
+    def _detect_loop(self, loops: LoopDetector, sampler: Sampler, token: int) -> None:
+        """Record the loop that ``token`` completes, and end the reply there if it is to end; only
+        the first loop of a reply counts, and none after a grammar has taken effect.
+        """
+        if sampler.is_constrained:
+            self._loops = None
+            return
+        loop = loops.observe(token)
+        if loop is None:
+            return
+        self._loops = None
+        is_ended = self._ends_loops and not self._ended
+        self._loop = replace(loop, is_ended=is_ended)
+        self._ended = self._ended or is_ended
 
     def _budgeted(self, sampler: Sampler, budget: ReasoningBudget, index: int) -> int:
         """Sample a token, or force one when the reasoning budget requires it."""
@@ -230,3 +257,12 @@ class Generation:
         self._handle.defer(Piece(text, tuple(self._unsent), tuple(self._probs[:n_probs])))
         self._unsent = []
         del self._probs[:n_probs], self._starts[:n_probs]
+
+
+def _may_loop(request: Request) -> bool:
+    """Return whether a repetition in the reply is the model's mistake: a grammar may require one,
+    and a client that ignores the end of the text requests all tokens.
+    """
+    sampling = request.sampling
+    has_grammar = bool(sampling.grammar) and not sampling.grammar_lazy
+    return not has_grammar and not sampling.ignore_eos

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -24,13 +23,14 @@ from pyctl.engine.decode import Generation
 from pyctl.engine.draft.speculation import Speculation
 from pyctl.engine.draft.verify_batch import BatchItem, verify_batches
 from pyctl.engine.engine_settings import Clock, EngineSettings
-from pyctl.engine.engine_stats import MAX_REPLIES, EngineCounters
+from pyctl.engine.engine_stats import EngineCounters
 from pyctl.engine.exact_reply import ExactReply, ReplyRecorder, ReplyTrace
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.histograms import ReplySource
 from pyctl.engine.jobs import StateReads
 from pyctl.engine.prefill import Prefill
-from pyctl.engine.request import Done, Request, Timings
+from pyctl.engine.request import Done, Request
+from pyctl.engine.request_history import RequestHistory
 from pyctl.engine.schedule.admission import ActiveRequest, Steps
 from pyctl.engine.schedule.scheduler import Scheduler
 from pyctl.errors import OutOfCellsError, PyctlError
@@ -70,8 +70,7 @@ class Engine:
         options = CacheOptions(settings.min_step, settings.exact, settings.device)
         self.prefix_cache = PrefixCache(backend.memory, cache, options, disk)
         self.counters = EngineCounters()
-        # The latest replies, with the times of their ends.
-        self.replies: deque[tuple[float, Timings]] = deque(maxlen=MAX_REPLIES)
+        self.history = RequestHistory(clock)
         self.scheduler = Scheduler(
             backend, settings, self.prefix_cache, self.counters, clock, self._n_ready
         )
@@ -341,11 +340,14 @@ class Engine:
         cache = self.prefix_cache
         assert seq is not None
         active.started = time.perf_counter()
-        with Generation(self.backend, handle, seq, self.state_reads) as reply:
+        with Generation(
+            self.backend, handle, seq, self.state_reads, ends_loops=self.settings.loop_guard
+        ) as reply:
             stats = active.stats = RequestStats(n_prompt=len(request.prompt))
             lookup = cache.lookup(
                 request, self._prefill.compute_batch_ends(request.prompt), seq, stats
             )
+            self.history.classify(request, stats)
             restored = yield from self._restore(seq, lookup, stats)
             stats.n_prewarmed = self.prewarms.used(lookup.match, stats.n_cached)
             lookup = self._prefill.after_reply(seq, lookup)
@@ -378,7 +380,7 @@ class Engine:
         saved_seconds = cache.saved_time.count(stats, timings.prompt_ms, is_alone=is_alone)
         cache.totals.add(stats, reply.n_predicted, saved_seconds)
         self.counters.count_reply(timings, _reply_source(stats))
-        self.replies.append((self.clock(), timings))
+        self.history.add(timings, stats)
         if request.is_prefill_only:
             self.prewarms.record_sent_ahead(lookup.match, stats)
         receipt = self._record(request, reply.trace, stats, plan)

@@ -61,7 +61,8 @@ class EngineSettings:
     ``min_step``: tokens between the sparse cuts of a long message, 0 for none. ``exact``: requests
     run one at a time, and reuse only rows that a cold run computes the same way, so no generated
     text. ``clear_idle``: a request that runs alone uses all cells, as with one sequence.
-    ``device`` limits the rows that leave the device, ``prewarm`` delays background requests,
+    ``loop_guard``: a loop ends a reply. ``device`` limits the rows that leave the device,
+    ``prewarm`` delays background requests,
     ``canary`` limits checks.
     """
 
@@ -98,6 +99,15 @@ class EngineSettings:
         integer(0),
         "PYCTL_CANARY_INTERVAL",
         "SECONDS",
+    )
+    loop_guard: bool = SERVER.flag(
+        False,
+        "--loop-guard",
+        "end a reply that repeats itself as its token limit would; without it such replies are "
+        "only counted",
+        None,
+        "PYCTL_LOOP_GUARD",
+        off="--no-loop-guard",
     )
     n_queue: int = SERVER.flag(
         512,

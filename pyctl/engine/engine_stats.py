@@ -15,10 +15,8 @@ from pyctl.cache.snapshot import BlockBytes
 from pyctl.engine.engine_settings import Clock
 from pyctl.engine.histograms import Histogram, ReplyHistograms, ReplySource
 from pyctl.engine.request import DraftCounts, Request, Timings
-from pyctl.settings.limit import limit
 
 __all__ = [
-    "MAX_REPLIES",
     "EngineCounters",
     "EngineMemory",
     "EngineStats",
@@ -35,8 +33,9 @@ class EngineCounters:
     ``n_calls`` counts llama_decode calls, ``n_busy`` sums their sequences, ``n_longest`` is the
     length of the longest sequence, ``n_suspended`` counts suspended replies, ``n_turns_yielded``
     turns with --exact that ended for another request. ``first_tokens`` are the times from the
-    arrival of a request to its first token, ``replies`` all histograms. Tokens of a request count
-    when it ends with a reply; cancelled requests count as calls only.
+    arrival of a request to its first token, ``replies`` all histograms. ``n_loops`` counts replies
+    with a loop, ``n_loops_ended`` those that --loop-guard ended. Tokens of a request count when it
+    ends with a reply; cancelled requests count as calls only.
     """
 
     n_calls: int = 0
@@ -52,6 +51,8 @@ class EngineCounters:
     drafts: DraftCounts = field(default_factory=DraftCounts)
     first_tokens: Histogram = field(default_factory=Histogram)
     replies: ReplyHistograms = field(default_factory=ReplyHistograms)
+    n_loops: int = 0
+    n_loops_ended: int = 0
 
     def count_call(self, n_seqs: int, length: int) -> None:
         """Count one call for ``n_seqs`` sequences, the longest with ``length`` tokens after it."""
@@ -74,12 +75,12 @@ class EngineCounters:
         self.n_predicted += timings.n_predicted
         self.predicted_ms += timings.predicted_ms
         self.drafts += timings.drafts
+        if timings.loop is not None:
+            self.n_loops += 1
+            self.n_loops_ended += timings.loop.is_ended
         if timings.n_predicted:
             self.first_tokens = self.first_tokens.with_one(timings.first_token_ms / 1e3)
             self.replies = self.replies.with_reply(timings, source)
-
-
-MAX_REPLIES = limit(128, "replies with speeds in GET /cache", "the oldest are forgotten", "memory")
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from pyctl.cache.ports import CacheRequest
 from pyctl.cache.snapshot import Source
 from pyctl.chat.reasoning import ReasoningLimit
 from pyctl.engine.backend import NO_SPAN, DraftSpan
+from pyctl.engine.loop_detector import ReplyLoop
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import EngineError, PyctlError
 
@@ -49,7 +50,8 @@ class Request(CacheRequest):
     of theirs. ``prediction`` are the tokens that its client expects as the reply, to draft from;
     they change no token of it. A ``background`` request only evaluates its prompt, up to its last
     batch end, while no other work is due. With ``after`` it has no client: it is the expected
-    beginning of the turn after that request.
+    beginning of the turn after that request. ``model_before`` is another model that the last
+    request of this conversation went to, empty if there was none.
     """
 
     sampling: Sampling = field(default_factory=Sampling)
@@ -63,6 +65,7 @@ class Request(CacheRequest):
     max_ms: int = 0
     control_texts: Mapping[int, bytes] = field(default_factory=dict)
     prediction: tuple[int, ...] = field(default=(), repr=False)
+    model_before: str = ""
 
     @property
     def is_prefill_only(self) -> bool:
@@ -122,7 +125,7 @@ class DraftCounts:
 @dataclass(frozen=True)
 class Timings:
     """Counts in tokens, times in milliseconds; ``first_token_ms`` counts from submission,
-    ``queued_ms`` from submission to the start.
+    ``queued_ms`` from submission to the start. ``loop`` is the loop of the reply, None without one.
     """
 
     n_cached: int
@@ -133,6 +136,7 @@ class Timings:
     first_token_ms: float
     drafts: DraftCounts = DraftCounts()
     queued_ms: float = 0.0
+    loop: ReplyLoop | None = None
 
 
 @dataclass(frozen=True)

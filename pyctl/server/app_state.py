@@ -18,6 +18,7 @@ from pyctl.receipts.receipt_writer import ReceiptWriter
 from pyctl.requests.cache_diagnosis import RequestRecords
 from pyctl.requests.service import Service, SharedState
 from pyctl.server.kept_streams import KeptStreams
+from pyctl.server.model_history import ModelHistory
 from pyctl.server.saved_days import SavedDays
 from pyctl.server.server_settings import ServerSettings
 from pyctl.server.threads import Threads
@@ -47,6 +48,7 @@ class AppState(SharedState):
     """The requests that clients compare later ones with."""
     saved: SavedDays = field(default_factory=SavedDays)
     """The time that the cache saved all clients."""
+    model_history: ModelHistory = field(default_factory=ModelHistory)
 
     @property
     def media_path(self) -> str:

@@ -14,6 +14,7 @@ from pyctl.engine.backend import TopTokens
 from pyctl.engine.request import Done, Progress, Request, Timings
 from pyctl.engine.sampling import Sampling
 from pyctl.requests.reply_options import ReplyOptions
+from pyctl.server.cache_advice import explain
 
 __all__ = [
     "cache_json",
@@ -63,16 +64,20 @@ def timings_json(
     """Return llama-server's ``timings``: counts are tokens. The first predicted token comes with
     the prompt, so n tokens are n - 1 steps.
 
-    Drafts are counted if there were any. A complete ``report`` adds fields that llama-server does
-    not have: the time of lookup, restore and save within the prompt's, and the tokens evaluated
-    before the request arrived, if any. So does the id of a ``receipt``. Numbers only, as typed
-    clients require.
+    Drafts are counted if there were any, and the tokens of a loop that repeat its first block of
+    ``loop_period_n`` tokens. A complete ``report`` adds fields that llama-server does not have: the
+    time of lookup, restore and save within the prompt's, and the tokens evaluated before the
+    request arrived, if any. So does the id of a ``receipt``. Numbers only, as typed clients
+    require.
     """
     n_steps = max(timings.n_predicted - 1, 0)
     drafts = timings.drafts
     counts: dict[str, float] = {}
     if drafts.n_drafted:
         counts = {"draft_n": drafts.n_drafted, "draft_n_accepted": drafts.n_accepted}
+    loop: dict[str, float] = {}
+    if timings.loop is not None:
+        loop = {"loop_n": timings.loop.n_tokens, "loop_period_n": timings.loop.period}
     return {
         "cache_n": timings.n_cached,
         "prompt_n": timings.n_evaluated,
@@ -84,6 +89,7 @@ def timings_json(
         "predicted_per_token_ms": _ratio(timings.predicted_ms, n_steps),
         "predicted_per_second": _ratio(n_steps, timings.predicted_ms, 1e3),
         **counts,
+        **loop,
         **(_cache_times(report) if report is not None else {}),
         **({"receipt": receipt} if receipt else {}),
     }
@@ -111,6 +117,9 @@ def cache_json(report: RequestStats, text_of: TextOf | None) -> dict[str, Any]:
     if text_of is None:
         return body
     body |= {"restored": report.restored, "saved": report.saved}
+    explanation = explain(report.comparison, report.n_prompt, report.n_cached)
+    if explanation is not None:
+        body["why"] = explanation.as_json()
     if (miss := report.miss) is not None:
         words = {"was": text_of(miss.recent), "is": text_of(miss.given)}
         body["miss"] = {"position": miss.position, "nearest": miss.nearest, **words}

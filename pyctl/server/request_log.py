@@ -9,6 +9,7 @@ from pyctl.cache.cache_stats import Divergence
 from pyctl.engine.request import Done, Progress
 from pyctl.errors import NotFoundError, PyctlError
 from pyctl.requests.service import Service
+from pyctl.server.cache_advice import explain
 
 __all__ = ["log_disconnect", "log_done", "log_error"]
 
@@ -16,7 +17,7 @@ log = logging.getLogger("pyctl.server")
 
 
 def log_done(path: str, done: Done, service: Service) -> None:
-    """Log a served request in one line, and a miss in a second one."""
+    """Log a served request in one line, and why it evaluated tokens again in more."""
     report = done.stats
     timings = done.timings
     drafts = done.timings.drafts
@@ -39,6 +40,16 @@ def log_done(path: str, done: Done, service: Service) -> None:
         "  ".join(fields).rstrip(),
         extra={"strong": cached.strip() if report.n_cached else ""},
     )
+    if timings.loop is not None:
+        loop = timings.loop
+        outcome = "ended by --loop-guard" if loop.is_ended else "not ended without --loop-guard"
+        log.warning(
+            "%s the reply repeats %s tokens for %s more: a loop, %s",
+            *(_endpoint(path), f"{loop.period:,}", f"{loop.n_tokens:,}", outcome),
+        )
+    explanation = explain(report.comparison, report.n_prompt, report.n_cached)
+    if explanation is not None:
+        log.info("%s %s: %s", _endpoint(path), report.kind, explanation.text)
     if report.miss is not None and not report.miss.is_by_chance:
         service.post_reply.add(partial(_log_miss, path, report.miss, service))
 

@@ -241,8 +241,10 @@ def respond(
     try:
         for reply in replies:
             reply.may_read_prompts = may_see
+            sections = reply.request.prompt.sections
+            before = service.shared.model_history.record(sections, service.model)
             reply.handle = service.worker.submit(
-                reply.request if may_see else replace(reply.request, may_read_prompts=False)
+                replace(reply.request, may_read_prompts=may_see, model_before=before)
             )
             handles.append(reply.handle)
     except Exception:

@@ -293,6 +293,10 @@ class _FakeSampler:
         value = int.from_bytes(self._backend.outputs[index][:8], "little")
         return self._first + value % (self._backend.n_vocab - self._first)
 
+    @property
+    def is_constrained(self) -> bool:
+        return False
+
     def force(self, index: int, token: int) -> None:
         pass
 

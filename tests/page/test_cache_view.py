@@ -430,3 +430,25 @@ def test_what_does_not_change_costs_next_to_nothing(tab: Tab) -> None:
     tab.requests.clear()
     tab.page.wait_for_timeout(2500)
     assert not [request.url for request in tab.requests]
+
+
+def test_the_timeline_has_a_row_per_request_with_the_reason(tab: Tab) -> None:
+    """An edited message makes a rewrite; its row has the counts of GET /cache and the reason."""
+    tab.page.get_by_role("button", name="New chat").click()
+    tab.say(manual("times", 30), saying("Yes."))
+    tab.say(manual("places", 30), saying("Yes."))
+    second = tab.page.locator(".message.user").nth(1)
+    second.hover()
+    second.get_by_role("button", name="Edit message").click()
+    second.get_by_role("textbox", name="Message").fill(manual("people", 30))
+    edited = tab.act(second.get_by_role("button", name="Send in a new branch"))
+    until_settled(tab)
+    row = tab.page.locator("#cache .timeline .request").first
+    tab.until(lambda: "rewrite" in row.inner_text())
+    label = row.get_by_role("img").get_attribute("aria-label") or ""
+    assert f"{edited['prompt_n']:,} evaluated" in label
+    served = tab.server("cache")["replies"][-1]
+    assert served["kind"] == "rewrite"
+    assert served["why"]["difference"] in row.inner_text()
+    kinds = tab.page.locator("#cache .timeline .kind").all_inner_texts()
+    assert "append" in kinds

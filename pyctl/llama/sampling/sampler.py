@@ -214,6 +214,10 @@ class LlamaSampler:
         candidates.fill(self._outputs.row(index))
         return candidates
 
+    @property
+    def is_constrained(self) -> bool:
+        return self._grammar is not None and not self._grammar.is_asleep
+
     def force(self, index: int, token: int) -> None:
         """Sample as if only ``token`` were possible, so that the random generator advances as in
         `sample`.

@@ -42,7 +42,7 @@ export function reset() {
   if (!view) return;
   revision = 0;
   latest = null;
-  for (const part of [view.totals, view.tree, view.chart]) put(part);
+  for (const part of [view.totals, view.tree, view.timeline, view.chart]) put(part);
   view.drawn.hidden = view.tree.hidden = true;
   refresh();
 }
@@ -257,6 +257,7 @@ export function start(given) {
   view = { totals: el("div"), tree: el("ul", { class: "tree", role: "tree", "aria-label": "Cached prefixes" }) };
   view.map = new TreeMap(pick);
   view.chart = el("div", { class: "chart" });
+  view.timeline = el("ol", { class: "timeline", "aria-label": "Requests, the newest first" });
   view.note = el("p", { class: "note dim" });
   view.drawn = el("div", { class: "picture" }, view.map.element);
   const button = (text, title, onclick) => el("button", { type: "button", title, onclick }, text);
@@ -265,7 +266,7 @@ export function start(given) {
     button("Drop all", "Drop all prefixes in RAM that are not pinned", clear),
     icon("⤢", "Enlarge", enlarge, { class: "icon enlarge" }),
     icon("✕", "Close", () => document.body.classList.remove("show-cache"), { class: "icon close" })),
-  view.totals, legend(), view.drawn, view.note, view.tree, view.chart);
+  view.totals, legend(), view.drawn, view.note, view.tree, view.timeline, view.chart);
   new ResizeObserver(() => draw()).observe(view.drawn);
   watch();
 }
@@ -366,7 +367,35 @@ function draw() {
   keyed(view.tree, rowsOf(roots), ({ item }) => item.id, row, update);
   if (held?.isConnected && held !== document.activeElement) held.focus({ preventScroll: true }); // it was moved
   if (view.tree.firstChild && !view.tree.querySelector('[tabindex="0"]')) view.tree.firstChild.tabIndex = 0;
+  drawTimeline(latest.replies.filter((reply) => reply.kind));
   chart(latest.replies.filter((reply) => reply.predicted_n > 1));
+}
+
+const TIMELINE = 24;
+
+// The latest requests: their kinds, and which part of each prompt was restored. Bars share one scale.
+function drawTimeline(replies) {
+  const shown = replies.slice(-TIMELINE).reverse();
+  const longest = Math.max(1, ...shown.map((reply) => reply.cache_n + reply.prompt_n));
+  put(view.timeline, shown.map((reply) => request(reply, longest)));
+}
+
+function request({ kind, source, cache_n: restored, prompt_n: evaluated, why }, longest) {
+  const part = (n, tier) => n ? el("i", { class: tier, vars: { "--w": Math.max((100 * n) / longest, 0.8) } }) : null;
+  const label = `${kind}: ${tokens(restored)} restored, ${count(evaluated)} evaluated`;
+  return el("li", { class: "request " + kind.replace(" ", "-") },
+    el("span", { class: "kind" }, kind),
+    el("span", { class: "bar", role: "img", "aria-label": label, title: label },
+      part(restored, source), part(evaluated, "evaluated")),
+    el("span", { class: "dim" }, `${short(evaluated)} new`),
+    why ? el("p", { class: "why" }, reason(why)) : null);
+}
+
+// Why tokens were evaluated again, and how to avoid it.
+function reason({ difference, changed, lost, remedy }) {
+  const parts = [changed ? `Change in ${difference}: ${tokens(changed)} evaluated again` : null,
+    lost ? `${tokens(lost)} had no snapshot any more` : null];
+  return `${parts.filter(Boolean).join(", ")}. To avoid it, ${remedy}.`;
 }
 
 // Two lines over the last hour at most: how fast prompts were evaluated and replies were generated.

@@ -13,13 +13,16 @@ from starlette.responses import Response
 
 from pyctl.cache.cache_stats import CacheStats, CacheView, LiveView
 from pyctl.cache.ports import Entry
-from pyctl.engine.request import Done, Failed, Timings
+from pyctl.engine.request import Done, Failed
+from pyctl.engine.request_history import ServedRequest
+from pyctl.engine.request_kind import RequestKind
 from pyctl.errors import EngineError, NotFoundError, RequestError
 from pyctl.processes.process_memory import resident_bytes
 from pyctl.requests.body import ChatBody
 from pyctl.requests.body_reader import Body
 from pyctl.requests.prepare import prepare_prewarm
 from pyctl.server.app_state import HttpService
+from pyctl.server.cache_advice import explain
 from pyctl.server.http import JsonResponse
 from pyctl.server.middleware import may_read_prompts
 from pyctl.settings.limit import limit
@@ -47,8 +50,10 @@ async def show(service: HttpService, request: Request) -> Response:
 
     ``canary`` counts the snapshots that were evaluated again, and compared to the bit.
 
-    ``replies`` are the last ones, with tokens and milliseconds; ``shared`` of a prefix are the
-    tokens whose rows are shared with the one before it in the list.
+    ``replies`` are the last ones, with tokens, milliseconds and the kind of the request, ``kinds``
+    the numbers of requests by kind; ``shared`` of a prefix are the tokens whose rows are shared
+    with the one before it in the list. Clients that may not read prompts do not get ``why``, which
+    shows how long a prompt equals another one.
 
     Words of prompts are shown only to clients that `may_read_prompts` allows. ``?since=`` takes an
     earlier ``revision``: if the tree is unchanged, the answer is only its revision.
@@ -58,14 +63,15 @@ async def show(service: HttpService, request: Request) -> Response:
         return JsonResponse({"revision": revision})
     view = await asyncio.wrap_future(service.admin.view())
     memory = await asyncio.wrap_future(service.admin.memory())
-    replies = [_reply(*reply) for reply in await asyncio.wrap_future(service.admin.replies())]
+    requests = await asyncio.wrap_future(service.admin.requests())
+    kinds = await asyncio.wrap_future(service.admin.n_by_kind())
+    with_text = may_read_prompts(request, service.shared.settings)
     has_disk = view.disk is not None and view.disk.in_use
     entries = await service.shared.pool.storage.run(request, _stored, service) if has_disk else []
-    body = _tree(
-        service, view, entries, with_text=may_read_prompts(request, service.shared.settings)
-    )
+    body = _tree(service, view, entries, with_text=with_text)
     body["saved"] = service.shared.saved.view()
-    body["replies"] = replies
+    body["replies"] = [_reply(age, served, with_why=with_text) for age, served in requests]
+    body["kinds"] = {kind.value: kinds.get(kind, 0) for kind in RequestKind}
     body["canary"] = msgspec.to_builtins(await asyncio.wrap_future(service.admin.canary()))
     return JsonResponse(
         {**body, "memory": {"resident": resident_bytes(), **service.counted_bytes(memory)}}
@@ -192,15 +198,26 @@ def _tree(
     }
 
 
-def _reply(age: float, timings: Timings) -> dict[str, Any]:
-    return {
+def _reply(age: float, served: ServedRequest, *, with_why: bool) -> dict[str, Any]:
+    """Return a request of the timeline; ``with_why`` also the reason for tokens evaluated
+    again.
+    """
+    timings = served.timings
+    body = {
         "age": age,
+        "kind": served.kind.value if served.kind is not None else None,
+        "source": served.source,
         "cache_n": timings.n_cached,
         "prompt_n": timings.n_evaluated,
         "prompt_ms": timings.prompt_ms,
         "predicted_n": timings.n_predicted,
         "predicted_ms": timings.predicted_ms,
     }
+    if not with_why:
+        return body
+    n_prompt = timings.n_cached + timings.n_evaluated
+    explanation = explain(served.comparison, n_prompt, timings.n_cached)
+    return {**body, "why": explanation.as_json() if explanation is not None else None}
 
 
 def _sequence(service: HttpService, seq: LiveView, *, with_text: bool) -> dict[str, Any]:

@@ -261,6 +261,12 @@ def _scheduling(stats: EngineStats) -> Iterator[Metric]:
         stats.total.n_suspended,
     )
     yield _gauge("pyctl_suspended", "Such replies that wait now", stats.n_suspended)
+    yield _counter("pyctl_loops_total", "Replies that repeat themselves", stats.total.n_loops)
+    yield _counter(
+        "pyctl_loops_ended_total",
+        "Replies that --loop-guard ended",
+        stats.total.n_loops_ended,
+    )
     turns = "Turns with --exact that ended for another request"
     yield _counter("pyctl_turns_yielded_total", turns, stats.total.n_turns_yielded)
     yield _gauge(

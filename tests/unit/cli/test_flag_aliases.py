@@ -114,6 +114,7 @@ def test_every_other_flag_of_pyctl_is_its_own() -> None:
         ),
         "--no-kv-cache",
         *("--canary-interval", "--receipts", "--no-receipts"),
+        *("--loop-guard", "--no-loop-guard"),
         *(
             "--kv-cache-min-tokens",
             "--kv-cache-cold-max",

@@ -196,13 +196,13 @@ def test_the_cache_has_no_contradictions(make: Any) -> None:
 def test_replies_are_listed_for_an_hour(make: Any) -> None:
     bench = make()
     bench.ask(PROMPT)
-    until(lambda: result(bench.admin.replies()))
+    until(lambda: result(bench.admin.requests()))
     bench.advance(1800)
-    ((age, timings),) = result(bench.admin.replies())
+    ((age, served),) = result(bench.admin.requests())
     assert age >= 1800
-    assert timings.n_predicted == 8
+    assert served.timings.n_predicted == 8
     bench.advance(1800)
-    assert result(bench.admin.replies()) == []
+    assert result(bench.admin.requests()) == []
 
 
 def test_memory_counts_snapshots_and_prompts(make: Any) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from pyctl.cache.cache_stats import Divergence, RequestStats
+from pyctl.cache.prompt_comparison import PromptComparison
 from pyctl.engine.request import Done, DraftCounts, Progress, Timings
 from pyctl.errors import NotFoundError, RequestError
 from pyctl.server.app_state import HttpService
@@ -122,4 +123,16 @@ def test_a_client_that_left_is_a_line(caplog: pytest.LogCaptureFixture) -> None:
     assert first == "chat cancelled: the client disconnected 7 generated"
     assert second == (
         "chat cancelled: the client disconnected 1,000 of 1,200 tokens cached 0 generated"
+    )
+
+
+def test_the_log_names_the_section_that_differs(
+    service: HttpService, caplog: pytest.LogCaptureFixture
+) -> None:
+    changed = PromptComparison(600, 1200, is_same_conversation=True, section="tools")
+    stats = replace(STATS, kind="rewrite", comparison=changed)
+    log_done(CHAT, replace(DONE, stats=stats), service)
+    assert " ".join(caplog.messages[1].split()) == (
+        "chat rewrite: change in tools: 600 tokens evaluated again "
+        "(send the same tools in the same order in all requests of a conversation)"
     )

@@ -136,6 +136,10 @@ class _RememberingSampler:
         value = int.from_bytes(self._backend.outputs[index][:8], "little") ^ self._seen
         return self._saw(self._first + value % (self._backend.n_vocab - self._first))
 
+    @property
+    def is_constrained(self) -> bool:
+        return False
+
     def force(self, index: int, token: int) -> None:
         self._saw(token)
 

@@ -16,8 +16,8 @@ import pytest
 from pyctl.cache.saved_time import SavedTime
 from pyctl.cache.snapshot import Block
 from pyctl.chat.cached_tokenizer import readable
-from pyctl.engine.engine_stats import MAX_REPLIES
 from pyctl.engine.request import Timings
+from pyctl.engine.request_history import MAX_REQUESTS, ServedRequest
 from pyctl.requests.reply_settings import ReplySettings
 from pyctl.server.server_settings import Cors, ServerSettings
 from tests.client import Client
@@ -344,12 +344,13 @@ def test_replies_of_the_last_hour_tell_what_they_took(bench: Bench) -> None:
     assert replies[0]["age"] >= replies[1]["age"] >= 0
     assert all(reply["prompt_ms"] > 0 < reply["predicted_ms"] for reply in replies)
     now = bench.engine.clock()
-    for n in range(MAX_REPLIES):
-        bench.engine.replies.append(
-            (now - 3600.0 if n < 3 else now, Timings(0, n, 1.0, 1, 1.0, 1.0))
-        )
+    for n in range(MAX_REQUESTS):
+        timings = Timings(0, n, 1.0, 1, 1.0, 1.0)
+        ended = now - 3600.0 if n < 3 else now
+        served = ServedRequest(ended, timings, "none", None, None)
+        bench.engine.history.requests.append(served)
     replies = bench.client.get("/cache").json()["replies"]
-    assert [reply["prompt_n"] for reply in replies] == list(range(3, MAX_REPLIES))
+    assert [reply["prompt_n"] for reply in replies] == list(range(3, MAX_REQUESTS))
 
 
 def test_nothing_is_sent_again_until_something_has_changed(bench: Bench) -> None:
@@ -556,3 +557,30 @@ def test_what_is_dropped_while_it_is_written_does_not_come_back(
     assert bench.client.get("/cache").json()["stored"] == []
     assert not tier.folder.lengths
     assert list(tmp_path.rglob("*.state")) == []
+
+
+def test_the_timeline_has_kinds_and_the_reason_for_repeated_work() -> None:
+    """A chat whose second message was edited is a rewrite that names this message."""
+    bench = Bench(settings=ServerSettings(show_prompts=True))
+    words = "x" * 200
+    first = [{"role": "user", "content": words}, {"role": "assistant", "content": words}]
+    for text in ("a", "b"):
+        edited = {"role": "user", "content": text * 300}
+        body = {"messages": [*first, edited], "max_tokens": 1}
+        assert bench.post("/v1/chat/completions", body).status_code == 200
+    body = bench.client.get("/cache").json()
+    opened, rewritten = body["replies"]
+    assert opened["kind"] == "first"
+    assert opened["why"] is None
+    assert rewritten["kind"] == "rewrite"
+    assert rewritten["why"]["difference"] == "message 3 of 3"
+    assert rewritten["why"]["changed"] >= 300
+    assert body["kinds"]["rewrite"] == 1
+
+
+def test_clients_without_the_right_to_read_see_kinds_but_no_reasons() -> None:
+    bench = filled()
+    asking = Client.to_app(bench.app, "192.0.2.7")
+    replies = asking.get("/cache").json()["replies"]
+    assert [reply["kind"] for reply in replies] == ["first", "append"]
+    assert not any("why" in reply for reply in replies)
