@@ -434,7 +434,7 @@ async def chat_completions(service: HttpService, request: Request) -> ReplyRespo
         body = ChatBody.from_json(answer.caching.with_chat_fields(values))
         prepared = prepare(service, body, fetched)
         answer.comparison = PromptComparison.of_request(
-            service.shared.prompt_records,
+            service.shared.request_records,
             owner,
             service.model,
             body.conversation,

@@ -18,7 +18,7 @@ from pyctl.errors import RequestError
 from pyctl.prompt import Prompt
 from pyctl.requests.body import ConversationBody
 from pyctl.requests.body_reader import Body, at_most, json_object
-from pyctl.requests.cache_diagnosis import MissReason, PromptRecord, PromptRecords, diagnose
+from pyctl.requests.cache_diagnosis import MissReason, RequestRecord, RequestRecords, diagnose
 from pyctl.settings.limit import limit
 
 __all__ = ["CACHE_FIELDS", "PromptCaching", "PromptComparison"]
@@ -146,14 +146,14 @@ class PromptComparison:
         comparison_id: The id of the reply to compare with, empty for none.
     """
 
-    records: PromptRecords
-    record: PromptRecord
+    records: RequestRecords
+    record: RequestRecord
     comparison_id: str = ""
 
     @classmethod
     def of_request(
         cls,
-        records: PromptRecords,
+        records: RequestRecords,
         owner: bytes,
         model: str,
         body: ConversationBody,
@@ -163,7 +163,7 @@ class PromptComparison:
         """Return the comparison of the request ``body`` of ``owner``, rendered to ``prompt``, with
         the reply ``comparison_id``.
         """
-        record = PromptRecord.from_body(owner, model, body, prompt)
+        record = RequestRecord.from_body(owner, model, body, prompt)
         return cls(records, record, comparison_id)
 
     def remember(self, reply_id: str) -> None:

@@ -383,7 +383,7 @@ def _reply(
     body = ChatBody.from_json(asked.chat)
     (prepared,) = prepare(service, body, fetched)
     comparison = PromptComparison.of_request(
-        service.shared.prompt_records,
+        service.shared.request_records,
         owner,
         service.model,
         body.conversation,

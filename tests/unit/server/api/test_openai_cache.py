@@ -9,7 +9,7 @@ import pytest
 from pyctl.errors import RequestError
 from pyctl.prompt import Prompt
 from pyctl.requests.body import ConversationBody
-from pyctl.requests.cache_diagnosis import PromptRecords
+from pyctl.requests.cache_diagnosis import RequestRecords
 from pyctl.server.api.openai_cache import MAX_KEY, PromptCaching, PromptComparison
 from pyctl.server.api.responses_request import ResponseRequest
 
@@ -128,7 +128,7 @@ def test_a_response_is_a_chat_with_the_same_fields() -> None:
 
 
 def compare(
-    records: PromptRecords, later: str, *, n_cached: int, owner: bytes = ME, **fields: Any
+    records: RequestRecords, later: str, *, n_cached: int, owner: bytes = ME, **fields: Any
 ) -> Any:
     """Return the diagnosis of a prompt of 1,000 tokens against the reply "first"."""
     body = ConversationBody.from_json({"messages": [{"role": "user", "content": later}], **fields})
@@ -140,20 +140,20 @@ def compare(
 
 
 @pytest.fixture
-def records() -> PromptRecords:
+def records() -> RequestRecords:
     """The records with one request, the message "hi", answered by "first"."""
-    records = PromptRecords()
+    records = RequestRecords()
     body = ConversationBody.from_json({"messages": [{"role": "user", "content": "hi"}]})
     prompt = Prompt.from_ids(range(1000), [990])
     PromptComparison.of_request(records, ME, "m", body, prompt, "").remember("first")
     return records
 
 
-def test_a_prompt_that_resumes_is_a_hit(records: PromptRecords) -> None:
+def test_a_prompt_that_resumes_is_a_hit(records: RequestRecords) -> None:
     assert compare(records, "hi", n_cached=1000) == {"type": "cache_hit"}
 
 
-def test_the_first_part_that_differs_is_named(records: PromptRecords) -> None:
+def test_the_first_part_that_differs_is_named(records: RequestRecords) -> None:
     miss = compare(records, "ho", n_cached=400)
     assert miss["type"] == "cache_miss"
     assert miss["reason"] == "input_changed"
@@ -164,16 +164,16 @@ def test_the_first_part_that_differs_is_named(records: PromptRecords) -> None:
     assert effort["reason"] == "reasoning_effort_changed"
 
 
-def test_an_evicted_prompt_has_no_reason_at_openai(records: PromptRecords) -> None:
+def test_an_evicted_prompt_has_no_reason_at_openai(records: RequestRecords) -> None:
     assert compare(records, "hi", n_cached=0) == {"type": "unavailable"}
 
 
-def test_replies_of_others_are_not_found(records: PromptRecords) -> None:
+def test_replies_of_others_are_not_found(records: RequestRecords) -> None:
     assert compare(records, "hi", n_cached=1000, owner=b"you") == {
         "type": "comparison_response_not_found"
     }
 
 
-def test_every_request_is_remembered(records: PromptRecords) -> None:
+def test_every_request_is_remembered(records: RequestRecords) -> None:
     compare(records, "hi", n_cached=0)
     assert records.find("later", ME) is not None
