@@ -349,7 +349,7 @@ NUMBERS = (
     "vision.feed_forward_length",
     "vision.attention.head_count",
 )
-"""Of draft models that read rows of the target model, and of vision encoders."""
+"""Names of draft models that read rows of the target model, and of vision encoders."""
 
 _FORMS: dict[int, Any] = {4: ctypes.c_uint32, 5: ctypes.c_int32, 7: ctypes.c_bool}
 _STRING = 8
