@@ -5,11 +5,12 @@
 # make test    everything that is tested
 # make clients the programs of pyctl launch, for their tests: npm, 3 minutes, 3 GB
 # make contract LLAMA_SERVER=/path/to/llama-server    the same 1,400 requests to both (bench/results/contract.md)
+# make rows LLAMA_SERVER=/path/to/llama-server    rows that pyctl may not lose on a CPU, also on a busy machine
 # make real    real models, 850 MB: tests of all three, 15 minutes; LLAMA_SERVER=... compares them with that server
 # make matrix  every Python from 3.10 to 3.13 that is installed, each in an environment under build/matrix: tests and a
 #              soak; PYTHONS="3.12 3.13" and STAGES="model smoke" choose
 # make unit | model | smoke | soak    one stage of the matrix; MINUTES=3 SEED=5 are the soak's
-# make simulate    recorded sessions on a simulated machine with faults; SECONDS=120 SEED=5 choose
+# make simulate    recorded sessions on a simulated machine with faults; HOURS=120 SEED=5 choose
 # make lint | bench | build | clean
 # EXTRAS=test,page    with what tests of the page in a browser need; the browser is the system's chromium
 PYTHON ?= python3
@@ -28,7 +29,7 @@ SMOKE := tests/process/test_sdk_openai.py tests/model/llama/test_families.py
 # A refusal that takes longer, or memory that grows more, is wrong on any machine; lives of a short soak have no rests.
 SOAK := --patience 60 --growth-limit 400
 MINUTES ?= 2
-SECONDS ?= 120
+HOURS ?= 120
 SEED ?= 7
 
 # Tests start hundreds of processes: each would compile all modules again where an environment forbids to keep them.
@@ -45,7 +46,7 @@ vibe := mistral-vibe==3.0.2; python_version >= '3.12'
 
 PYTEST = $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
-.PHONY: demo serve install check quick test tests real clients lint bench contract build clean matrix unit model smoke soak \
+.PHONY: demo serve install check quick test tests real clients lint bench contract rows build clean matrix unit model smoke soak \
   simulate
 
 # Not what the tests need, which is twice as much again. A script finds the installed pyctl, not that of the checkout.
@@ -134,7 +135,7 @@ soak: install
 	$(BIN)/python -m bench.soak --minutes $(MINUTES) --seed $(SEED) $(SOAK)
 
 simulate: install
-	$(BIN)/python -m bench.simulate --seconds $(SECONDS) --seed $(SEED)
+	$(BIN)/python -m bench.simulate --hours $(HOURS) --seed $(SEED)
 
 # Tables go to bench/results. LLAMA_SERVER=/path/to/llama-server puts that server beside ours.
 bench: install
@@ -143,6 +144,11 @@ bench: install
 contract: install
 	@test -x "$(LLAMA_SERVER)" || { echo "give the binary: make contract LLAMA_SERVER=/path/to/llama-server"; exit 2; }
 	LLAMA_SERVER=$(LLAMA_SERVER) $(BIN)/python -m pytest -q -s tests/contract tests/unit/tools/test_peer_flags.py
+
+# One thread: CPU seconds of several contain the time in which they spin for each other.
+rows: install
+	@test -x "$(LLAMA_SERVER)" || { echo "give the binary: make rows LLAMA_SERVER=/path/to/llama-server"; exit 2; }
+	$(BIN)/python -m bench.rows --llama-server "$(LLAMA_SERVER) -nr" --flags "-t 1" --rows decode-cpu prompt-cpu
 
 build: $(BIN)/pip
 	$(BIN)/pip wheel --disable-pip-version-check --no-deps --wheel-dir dist .

@@ -3,7 +3,7 @@
 python -m bench                      # what `make bench` runs: about an hour
 python -m bench --quick policy kv    # only these two, as a smoke test
 python -m bench --keep               # tables to bench/results
-python -m bench --llama-server FILE  # and llama-server: exact_replies, replay, real
+python -m bench --llama-server FILE  # and llama-server: exact_replies, replay, real, rows
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ SCRIPTS = (
     "policy",
     "store",
     "budgets",
+    "schedule",
     "traces",
     "builds",
     "replay",
     "request_path",
     "real",
+    "rows",
     "soak",
     "simulate",
 )
@@ -56,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             *["--quick"] * options.quick,
             *["--keep"] * options.keep,
         ]
-        if script in ("exact_replies", "replay", "real") and options.llama_server:
+        if script in ("exact_replies", "replay", "real", "rows") and options.llama_server:
             command += ["--llama-server", options.llama_server]
         began = time.monotonic()
         if subprocess.run(command, check=False).returncode != 0:

@@ -28,7 +28,7 @@ from typing import Any
 import pyctl
 from bench.common import parse, parser_of, show
 from pyctl.cli import main as run
-from pyctl.cli import serve_command
+from pyctl.cli import serving
 
 PACKAGE = os.path.dirname(os.path.abspath(pyctl.__file__)) + os.sep
 BODY = {
@@ -180,7 +180,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    vars(serve_command)["exit_process"] = int  # which would end the process before there is a table
+    vars(serving)["exit_process"] = int  # which would end the process before there is a table
     trace = Trace()
     threading.setprofile(trace)
     threading.Thread(target=ask, args=(port, trace), daemon=True).start()

@@ -92,6 +92,7 @@ COLUMNS = (
     "wall s",
     "ideal s",
     "of ideal",
+    "first tokens s",
     "first token ms: median",
     "95 %",
     "evaluated",
@@ -123,14 +124,14 @@ class Agent:
         results, replies = (
             [*_spread(*sizes)] for sizes in (options.results_of, options.replies_of)
         )
-        self._new = [TASK, *(rng.choice(results) for _ in range(options.turns - 1))]
-        self._replies = [
+        self.new = [TASK, *(rng.choice(results) for _ in range(options.turns - 1))]
+        self.replies = [
             rng.choice(replies) if case.at_once else min(replies) for _ in range(options.turns)
         ]
-        self._name = f"{case.name} {number}"
+        self.name = f"{case.name} {number}"
         self.head = words(f"head {case.name}", options.head)
         self.messages: Messages = [{"role": "system", "content": self.head}]
-        self.size = options.head + sum(self._new) + sum(self._replies) + 60 * options.turns
+        self.size = options.head + sum(self.new) + sum(self.replies) + 60 * options.turns
 
     def turn(self, server: Server, pause: float = PAUSE) -> None:
         """Send the next message, and keep the reply; a refused agent tries again after multiples of
@@ -141,18 +142,18 @@ class Agent:
             return
         role = "tool" if number else "user"
         self.messages.append(
-            {"role": role, "content": words(f"{self._name} {number}", self._new[number])}
+            {"role": role, "content": words(f"{self.name} {number}", self.new[number])}
         )
         began = time.perf_counter()
         tries = 0
         while True:
             asked = time.perf_counter()
             try:
-                reply = server.request(self.messages, self._replies[number], logit_bias=LETTERS)
+                reply = server.request(self.messages, self.replies[number], logit_bias=LETTERS)
             except (OSError, HTTPException, ValueError) as error:
                 tries += 1
                 self.n_refused += 1
-                print(f"        {server.name}, agent {self._name}: {str(error)[:120]}", flush=True)
+                print(f"        {server.name}, agent {self.name}: {str(error)[:120]}", flush=True)
                 if tries == TRIES:
                     self.is_lost = True
                     return
@@ -383,7 +384,9 @@ def row(record: Record) -> list[str]:
         f"{record['wall_s']:.1f}",
         f"{record['ideal_s']:.1f}",
     ]
-    cells += [f"{record['wall_s'] / record['ideal_s']:.2f}", f"{first:,.0f}", f"{late:,.0f}"]
+    all_first = sum(each["first_ms"] for each in record["asked"]) / 1e3
+    cells += [f"{record['wall_s'] / record['ideal_s']:.2f}", f"{all_first:.1f}"]
+    cells += [f"{first:,.0f}", f"{late:,.0f}"]
     cells += [f"{record[name]:,}" for name in ("evaluated", "floor", "refused", "lost")]
     return [
         *cells,

@@ -252,6 +252,9 @@ bool kv_state::cut(llama_seq_id seq, int64_t n) {
         return false;
     }
     const auto pos = static_cast<llama_pos>(position(seq, n));
+    if (sliding != nullptr && !sliding->cut(seq, pos)) {
+        return false;
+    }
     if (rows != nullptr) {
         rows->truncate(seq, n);
     }

@@ -194,6 +194,56 @@ void window_rows::clear(llama_seq_id seq) {
     }
 }
 
+bool window_rows::cut(llama_seq_id seq, int64_t n) {
+    const int64_t end = position(seq);
+    if (n <= 0 || n > end || llama_memory_seq_pos_min(cache.memory(), seq) > first_seen(n)) {
+        return false;
+    }
+    if (n < end && is_ring(seq, n)) {
+        return_to_ring(seq, n);
+    } else {
+        llama_memory_seq_rm(cache.memory(), seq, static_cast<llama_pos>(n), -1);
+    }
+    return true;
+}
+
+// Whether `seq` has the cells to itself, and its rows from n - 1 on lie where a cold run has them.
+bool window_rows::is_ring(llama_seq_id seq, int64_t n) const {
+    const int64_t end   = position(seq);
+    const int64_t first = std::max(end - cache.size(), int64_t(0));
+    if (llama_memory_seq_pos_min(cache.memory(), seq) != first || cache.n_used() != end - first) {
+        return false;
+    }
+    for (int64_t row = n - 1; row < end; ++row) {
+        if (!cache.has(row % cache.size(), seq, static_cast<llama_pos>(row), static_cast<llama_pos>(row + 1))) {
+            return false;
+        }
+    }
+    return true;
+}
+
+// Drops the rows of `seq`, which is in a ring, from n on. The library would start its search for the next cell at the
+// lowest one that is free, which is another one where the dropped rows go round the end of the ring. So they leave their
+// cells to the rows that were there before, as in a cold run: nothing attends to those. Row n - 1 takes its cell last, and the
+// library goes on behind it.
+void window_rows::return_to_ring(llama_seq_id seq, int64_t n) {
+    const int64_t          end  = position(seq);
+    const int64_t          size = cache.size();
+    const int64_t          last = (n - 1) % size;
+    const cell_extra       extra = cache.extra(last);
+    std::vector<int64_t>   cells;
+    std::vector<llama_pos> pos;
+    for (int64_t row = std::max(n, size); row < end; ++row) {
+        cells.push_back(row % size);
+        pos.push_back(static_cast<llama_pos>(row - size));
+    }
+    cells.push_back(last);
+    pos.push_back(static_cast<llama_pos>(n - 1));
+    llama_memory_seq_rm(cache.memory(), seq, static_cast<llama_pos>(n - 1), -1);
+    cache.take(cells, seq, pos);
+    cache.set_extra(last, extra);
+}
+
 void window_rows::settle() {
     llama_seq_id last   = -1;
     size_t       n_here = 0;

@@ -60,11 +60,17 @@ public:
 
     void clear(llama_seq_id seq);
 
+    // Drops the rows of `seq` from n on, which its last evaluation appended. Returns false, and changes nothing, where
+    // rows are missing that the token at n attends to: an evaluation in parts may have taken their cells.
+    bool cut(llama_seq_id seq, int64_t n);
+
     // To be called before anything is evaluated: a sequence whose company has left moves to where it would be without.
     void settle();
 
 private:
     std::vector<cell_run> runs_of(llama_seq_id seq, int64_t p0, int64_t p1) const;
+    bool                  is_ring(llama_seq_id seq, int64_t n) const;
+    void                  return_to_ring(llama_seq_id seq, int64_t n);
     int64_t               n_rows(const row_span & span) const { return static_cast<int64_t>(span.size / row_bytes); }
 
     llama_context *    ctx;

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pyctl.errors import ConfigError, RequestError
 from pyctl.files.user_directory import user_directory
-from pyctl.settings.convert import directory, integer, tokens
+from pyctl.settings.convert import directory, integer, number, tokens
 from pyctl.settings.limit import SetLimit
 from pyctl.settings.setting import CACHE, DISK
 
@@ -156,6 +156,15 @@ class DiskSettings:
         "with policy full: also write the first tokens of longer prompts, at most N, 0 = never",
         integer(0),
         "PYCTL_KV_CACHE_COLD_MAX",
+    )
+    interim_seconds: float = DISK.flag(
+        5.0,
+        "--kv-cache-interim",
+        "write snapshots of a prompt while it is evaluated, each time that so many seconds of "
+        "evaluation and a sixteenth of the prompt are not on disk, 0 = never",
+        number(0),
+        "PYCTL_KV_CACHE_INTERIM",
+        "SECONDS",
     )
     # Restores more than full in every shape of bench/results/policy.md, and writes less.
     disk_policy: str = DISK.flag(

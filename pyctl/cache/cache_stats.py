@@ -7,10 +7,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Literal, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
+from pyctl.cache.evicted import WantedTokens
 from pyctl.cache.plan import MIN_SHARED
 from pyctl.cache.ports import DiskView, Store
 from pyctl.cache.ram import RamCache
@@ -83,6 +84,7 @@ class RequestStats:
         miss: The divergence from the nearest recent prompt, None if nothing was lost.
         n_prewarmed: The tokens among ``n_cached`` that were evaluated for this request before it
             came.
+        n_from_device: The rows that a sequence took over from cells of the device.
         restored: The id of the snapshot that was resumed from, empty without one.
         saved: The ids of the snapshots that were taken.
     """
@@ -97,6 +99,7 @@ class RequestStats:
     save_ms: float = 0.0
     miss: Divergence | None = field(default=None)
     n_prewarmed: int = 0
+    n_from_device: int = 0
     restored: str = ""
     saved: list[str] = field(default_factory=list)
 
@@ -255,6 +258,7 @@ class CacheView:
         live: The live sequences.
         revision: A number that grows as soon as anything of the view is different.
         n_ends: The number of prompt ends, which are not among ``snapshots``.
+        wanted: The tokens of prompts that RAM had evicted before.
     """
 
     n_slots: int
@@ -268,6 +272,7 @@ class CacheView:
     live: tuple[LiveView, ...] = ()
     revision: int = 0
     n_ends: int = 0
+    wanted: WantedTokens = field(default_factory=WantedTokens)
 
 
 _Steps: TypeAlias = tuple[tuple[int, int], ...]
@@ -385,6 +390,7 @@ def build_cache_view(
         disk.view() if disk else None,
         cache.n_refused,
         n_ends=len(cache.prompt_ends),
+        wanted=replace(cache.evictor.evicted.wanted),
     )
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 from pyctl.cache.budget import Budget
+from pyctl.cache.evicted import EvictedPrefixes
 from pyctl.cache.eviction import CostAwareEviction
 from pyctl.cache.snapshot import Snapshot
 from pyctl.cache.snapshot_index import SnapshotIndex
@@ -20,6 +21,7 @@ class Evictor:
         on_evict: The function that gets each snapshot before its eviction, all its rows still
             there, and the seconds that it was expected to save. It may not change the cache.
         n_evicted: Snapshots that were evicted since the start.
+        evicted: Their prefixes, which prompts may need again.
     """
 
     def __init__(
@@ -27,6 +29,7 @@ class Evictor:
     ) -> None:
         self.on_evict: Callable[[Snapshot, float], None] = lambda snapshot, worth: None
         self.n_evicted = 0
+        self.evicted = EvictedPrefixes()
         self._index = index
         self._budget = budget
         self._policy = policy
@@ -36,6 +39,7 @@ class Evictor:
         self.on_evict(snapshot, self._policy.value(snapshot))
         self._index.remove(snapshot)
         self.n_evicted += 1
+        self.evicted.add(snapshot.prefix)
 
     @property
     def can_free_slot(self) -> bool:

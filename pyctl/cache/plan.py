@@ -49,9 +49,15 @@ RAW_PART = 8
 """In raw text, a batch ends at a line end once this part of the tokens before it is new."""
 
 RAW_FILL = 4
-"""And once this part of a full batch is; batches of 32 tokens take a CPU half as long again."""
+"""And once this part of a full batch is, a *fill*; batches of 32 tokens take a CPU half as long
+again. The cost of a batch rises in steps of 128 tokens, by 5 to 8 % of one: so it ends at the last
+line end before a whole number of fills, not at the first one behind.
+"""
 
-RULES = (MIN_BATCH, RAW_PART, RAW_FILL)
+FILL_SLACK = 4
+"""If that line end is at most this part of a fill before it."""
+
+RULES = (MIN_BATCH, RAW_PART, RAW_FILL, FILL_SLACK)
 """The constants that determine batch ends, besides the tokens and the arguments of `batch_ends`."""
 
 
@@ -67,7 +73,8 @@ def batch_ends(
     - at other boundaries, and half a batch into the prompt, if the batches up to there have
       ``batch_cost`` tokens on average;
     - at a line end of raw text, if the batch has ``batch_cost`` tokens, 1 / RAW_FILL of a full
-      batch, and 1 / RAW_PART of the tokens before it.
+      batch, and 1 / RAW_PART of the tokens before it; at the last line end shortly before that
+      many tokens, if there is one (`_RawBatch`).
 
     Except at images, a batch has at least ``min_batch`` tokens. Ends depend on nothing else: a
     prompt that extends another one has all of its ends, except perhaps the very last.
@@ -85,18 +92,22 @@ def batch_ends(
     ends: list[int] = []
     start = 0  # of the open batch
     credit = 0  # tokens of the batches so far beyond `batch_cost` each, negative for a lack
+    raw = _RawBatch(0, n_ubatch, batch_cost)
 
     def end_batch(end: int) -> None:
-        nonlocal start, credit
+        nonlocal start, credit, raw
         # A lack is bounded by one batch's cost: a row of short messages, which end batches in any
         # case, must not keep later boundaries from ending any.
         credit = max(credit + end - start - batch_cost, -batch_cost)
         ends.append(end)
         start = end
+        raw = _RawBatch(start, n_ubatch, batch_cost)
 
     for stop in sorted({*boundaries, *line_ends, *edges, *always, *earliest}):
         if prompt.is_inside(stop):
             continue  # no prompt can resume within an image
+        if raw.last_fitting and stop > raw.limit:
+            end_batch(raw.last_fitting)
         while start + n_ubatch <= stop:
             end_batch(start + n_ubatch)
         n_new = stop - start
@@ -108,12 +119,38 @@ def batch_ends(
         if stop in always:
             pays = True
         elif stop in line_ends:
-            pays = n_new >= max(n_ubatch // RAW_FILL, batch_cost, start / RAW_PART)
+            pays = n_new >= raw.minimum
+            if raw.fits(stop):
+                raw.last_fitting = stop
+                pays = False  # the next line may fit as well
         else:
             pays = credit + n_new >= batch_cost
         if pays:
             end_batch(stop)
     return ends if start == n else [*ends, n]  # the last batch may be smaller than `min_batch`
+
+
+class _RawBatch:
+    """A batch of raw text that starts at ``start``.
+
+    Attributes:
+        minimum: The tokens from which on it ends at a line end.
+        limit: The token count up to which it has a whole number of fills, at most ``minimum``
+            tokens.
+        last_fitting: The last line end shortly before ``limit``, 0 for none yet.
+    """
+
+    def __init__(self, start: int, n_ubatch: int, batch_cost: int) -> None:
+        fill = max(n_ubatch // RAW_FILL, 1)
+        self.minimum = max(fill, batch_cost, start / RAW_PART)
+        self._slack = fill // FILL_SLACK
+        n_whole = int(self.minimum // fill) * fill
+        self.limit = start + max(n_whole, batch_cost)
+        self.last_fitting = 0
+
+    def fits(self, end: int) -> bool:
+        """Return whether a batch that ends at ``end`` is full but for the slack."""
+        return self.limit - self._slack < end <= self.limit
 
 
 def inner_ends(prompt: Prompt, ends: Sequence[int]) -> list[int]:

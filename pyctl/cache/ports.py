@@ -294,6 +294,7 @@ class DiskView:
         failed: The writes that failed.
         spilled: The snapshots among ``written`` that were written because RAM evicted them.
         given_up: The snapshots that were dropped before they were written.
+        interim: The snapshots among ``written`` whose prompts were still being evaluated.
         store: Sums of the object store, None without one.
     """
 
@@ -308,6 +309,7 @@ class DiskView:
     failed: int = 0
     spilled: Written = Written()
     given_up: int = 0
+    interim: Written = Written()
     store: StoreView | None = None
 
 
@@ -398,6 +400,8 @@ class Store(Protocol):
         recent: The recent prompts by which the policy chooses.
         costs: The measured costs, which the cache replaces by its own.
         close_seconds: The maximum seconds of `close`.
+        interim_seconds: The seconds of evaluation after which an interim snapshot is written, 0 for
+            none.
         on_rows_needed: The function to call, on any thread, when a write waits for `supply_rows`.
     """
 
@@ -405,6 +409,7 @@ class Store(Protocol):
     recent: RecentPrompts
     costs: Costs
     close_seconds: float
+    interim_seconds: float
     on_rows_needed: FlushCopies
 
     @property
@@ -460,6 +465,19 @@ class Store(Protocol):
     def write(self, snapshot: Snapshot, *, is_last: bool = False) -> None:
         """Queue a ``snapshot`` of the cache if the store may have it and lacks it, the last one
         however short; its bytes in RAM are complete.
+        """
+
+    def write_interim(self, snapshot: Snapshot) -> bool:
+        """Queue a ``snapshot`` of a prompt that is still being evaluated, after all others; return
+        False if the store has it or may not have it. Its bytes in RAM are complete.
+        """
+
+    def is_queued(self, prefix: Prefix) -> bool:
+        """Return whether a snapshot of ``prefix`` is to be written."""
+
+    def supersede(self, prefix: Prefix) -> None:
+        """Remove the state of ``prefix`` soon, unless it was used or is pinned: the store has a
+        deeper one of its prompt.
         """
 
     def evict(self, snapshot: Snapshot, value: float, rows_of: RowsOf) -> None:

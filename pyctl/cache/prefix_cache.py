@@ -17,12 +17,13 @@ turn comes (`Candidate.now`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
 from pyctl.cache.cache_stats import CacheStats, Divergence, RequestStats
 from pyctl.cache.device_tier import DeviceTier, MakeRoom
+from pyctl.cache.interim import InterimSnapshots
 from pyctl.cache.lookup import CacheLookup, CachePlan, may_use_disk
 from pyctl.cache.plan import choose_cuts, next_turn, snapshot_ends
 from pyctl.cache.ports import CacheOptions, CacheRequest, SequenceMemory, Store
@@ -149,6 +150,7 @@ class PrefixCache:
         recent = lookup.recent
         if recent is None:
             return CachePlan(lookup.match, restored=restored)
+        self.cache.evictor.evicted.count_wanted(lookup.match, seq.n, stats.source)
         prompt = lookup.request.prompt
         nearest = recent.closest()
         n_common = nearest.common if nearest is not None else 0
@@ -184,6 +186,23 @@ class PrefixCache:
         if self.settings.exact or request.background or self.memory.shape.cut_anywhere:
             return False
         return n < n_common < len(request.prompt)
+
+    def interim_snapshots(
+        self, request: CacheRequest, plan: CachePlan, seq: LiveSequence, clock: Callable[[], float]
+    ) -> InterimSnapshots:
+        """Return the interim snapshots of the prompt of ``request``, which ``seq`` holds as far as
+        it was restored. A background request has none: no client waits for what a kill would lose.
+        ``clock`` gives monotonic seconds.
+        """
+        return InterimSnapshots(
+            self.cache,
+            self.write_back,
+            None if request.background else self.disk,
+            plan,
+            start=seq.n,
+            n_prompt=len(request.prompt),
+            clock=clock,
+        )
 
     def persist(self, plan: CachePlan) -> None:
         """Write to disk the prefixes that the policy chose of the prompt, as far as RAM has

@@ -52,6 +52,15 @@ class WriteBack:
                 self._disk.write(snapshot, is_last=has_last and snapshot is snapshots[-1])
         self.flush_copies()
 
+    def write_interim(self, snapshot: Snapshot) -> bool:
+        """Queue a ``snapshot`` of a prompt that is still being evaluated; return False if the disk
+        has it or may not have it.
+        """
+        if self._disk is None:
+            return False
+        self._memory.synchronize()
+        return self._disk.write_interim(snapshot)
+
     def flush_copies(self) -> None:
         """Complete the blocks that wait for the disk, and copy the segment that the disk's thread
         needs.

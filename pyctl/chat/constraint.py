@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import llguidance
-
 from pyctl.chat.exact_numbers import expression, has_exact_numbers
 from pyctl.chat.grammar_rules import GrammarRules
 from pyctl.chat.json_object import JsonObject
@@ -41,12 +39,6 @@ _JSON_OPTIONS = {
 }
 """Little white space, so that a model does not lose itself in it."""
 
-_LIMITS = llguidance.LLParserLimits(
-    initial_lexer_fuel=1_000_000,
-    max_grammar_size=200_000,
-    precompute_large_lexemes=False,
-    verbose_errors=False,
-)
 _MAX_BYTES = 1 << 20
 
 
@@ -142,7 +134,7 @@ class GrammarBuilder(GrammarRules):
         grammar = f"{_HEADER}start: {start}\n{self.written()}"
         if len(grammar) > _MAX_BYTES:
             raise RequestError(f"the grammar has more than {_MAX_BYTES} bytes")
-        error = llguidance.LLMatcher.validate_grammar(grammar, limits=_LIMITS)
+        error = _error_of(grammar)
         if error:
             raise RequestError(_reason(error))
         return Constraint(
@@ -152,6 +144,19 @@ class GrammarBuilder(GrammarRules):
             hidden=hidden,
             kind="llguidance",
         )
+
+
+def _error_of(grammar: str) -> str:
+    """Return the error of a grammar for llguidance, empty without one."""
+    import llguidance  # with the first grammar: most servers compile none
+
+    limits = llguidance.LLParserLimits(
+        initial_lexer_fuel=1_000_000,
+        max_grammar_size=200_000,
+        precompute_large_lexemes=False,
+        verbose_errors=False,
+    )
+    return llguidance.LLMatcher.validate_grammar(grammar, limits=limits)
 
 
 def _json_rule(schema: JsonObject) -> str:

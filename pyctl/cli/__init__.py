@@ -4,7 +4,6 @@ concrete classes.
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -108,15 +107,11 @@ def _run(command: str, argv: Sequence[str]) -> int:
     """
     # Help and mistakes end in the parsing, before what takes a while to import.
     if command in OWN_FLAGS:
-        module, function = OWN_FLAGS[command].split(":")
-        run: Callable[[Sequence[str]], int] = getattr(
-            import_module(f"pyctl.cli.{module}"), function
-        )
-        return run(argv)
+        return _function(OWN_FLAGS[command])(argv)
     from pyctl.cli.arguments import parse_chat, parse_serve
 
     settings = parse_serve(argv) if command == "serve" else parse_chat(argv)
-    from pyctl.engine.openmp import limit_spinning
+    from pyctl.engine.openmp import limit_spinning, without_blas_threads
     from pyctl.machine.environment import USE_EXTENSION
 
     # Before the libraries load, which read it. Parts of layers on the CPU wait for the others on a
@@ -125,16 +120,24 @@ def _run(command: str, argv: Sequence[str]) -> int:
     limit_spinning(settings.model.poll, waits_for_gpu=bool(settings.model.placements))
     if settings.action != "run":
         return _answer(settings.action, settings.model.workers)
+    with without_blas_threads():
+        import_module("numpy")
     if command == "serve":
-        gc.disable()  # imports stay: the collector need not look at them, now or later
-        from pyctl.cli.serve_command import run_serve
+        from pyctl.cli.import_block import without_collections
 
-        gc.freeze()
-        gc.enable()
+        with without_collections():
+            run_serve = _function("serve_command:run_serve")
         return run_serve(settings, argv)
     from pyctl.cli.chat_command import chat
 
     return chat(settings)
+
+
+def _function(name: str) -> Callable[..., int]:
+    """Return the function that runs a command; ``name`` is ``module:function`` of this package."""
+    module, function = name.split(":")
+    run: Callable[..., int] = getattr(import_module(f"pyctl.cli.{module}"), function)
+    return run
 
 
 def _answer(action: str, workers: Sequence[str]) -> int:

@@ -8,23 +8,20 @@ import os
 import threading
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from pyctl.cache.ram import RamCache
 from pyctl.cache.ram_budget import RamBudget
-from pyctl.cache.resume_points import ANYWHERE
 from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.constraint import json_constraint
 from pyctl.chat.replay import DEFAULT_REPLAY_BYTES, Replay
 from pyctl.chat.template import Template
 from pyctl.cli.arguments import CommandSettings
-from pyctl.cli.defaults import cache_budget
-from pyctl.cli.logs import LoadProgress
-from pyctl.cli.model_paths import check_files, with_model
-from pyctl.cli.open_disk import open_directory, open_disk
-from pyctl.cli.receipts import exact_fingerprint, open_receipts
+from pyctl.cli.load_model import LoadMemory, ModelLoad, Progress, load_model
+from pyctl.cli.open_disk import open_disk
+from pyctl.cli.receipts import open_receipts
 from pyctl.disk.directory import CacheDirectory
 from pyctl.disk.disk import Disk
 from pyctl.disk.file_format import REPLIES
@@ -39,13 +36,10 @@ from pyctl.engine.sampling import Sampling
 from pyctl.engine.worker import Worker
 from pyctl.errors import ModelError, PyctlError
 from pyctl.llama.images.image_encoder import MAX_ROWS_BYTES
-from pyctl.llama.library.pinned_memory import reserve_pinned
-from pyctl.llama.loader import Loaded, load
-from pyctl.llama.settings.memory_plan import MemoryPlan
-from pyctl.llama.settings.resolved import Resolved
+from pyctl.llama.loader import Loaded
+from pyctl.processes.process_memory import trim_heap
 from pyctl.requests.reply_settings import ReplySettings
 from pyctl.server.app_state import AppState, HttpService
-from pyctl.server.models import Progress
 
 __all__ = [
     "LoadContext",
@@ -74,11 +68,12 @@ class LoadContext:
     none.
     """
     n_seeing: int = 0
-    is_pinned: bool = False
-    """Whether memory for snapshots is being pinned already, which happens once for all."""
-    plan: MemoryPlan | None = None
     threads: tuple[int, int] = (0, 0)
-    """Memory, and threads for prompts and replies, of the model that was loaded last."""
+    """Threads for prompts and replies of the model that was loaded last."""
+    memory: LoadMemory = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.memory = LoadMemory(self.ram)
 
     def image_bytes(self, budget: int) -> int:
         """Return the bytes of --cache-ram that the rows of images may take of one model that has a
@@ -91,22 +86,21 @@ def assemble(
     settings: CommandSettings,
     report: Progress = lambda fraction: True,
     context: LoadContext | None = None,
+    loading: ModelLoad | None = None,
 ) -> HttpService:
-    """Load the model and start the engine on it; UnavailableError when ``report`` said not to go
-    on.
+    """Load the model, or take it from ``loading``, and start the engine on it;
+    UnavailableError when ``report`` said not to go on.
 
     ``report`` gets fractions from 0 to 1. The caller closes the worker of the service.
     """
     context = context or LoadContext(AppState(settings.server))
-    settings = with_model(settings)
-    check_files(settings)
+    model = loading.take() if loading is not None else load_model(settings, report, context.memory)
+    settings = model.settings
+    loaded = model.loaded
+    budget = model.budget
     with ExitStack() as undone:  # if anything below fails, the caller gets nothing to close
-        directory = open_directory(settings.disk)
-        if directory is not None:
-            undone.callback(directory.close)
-        loaded, budget = _load(settings, report, context, directory)
-        undone.callback(loaded.backend.unload)
-        chat_format, tier = _chat_format(settings, loaded, directory)
+        undone.callback(model.close)
+        chat_format, tier = _chat_format(settings, loaded, model.directory)
         undone.pop_all()
     context.threads = loaded.backend.threads
     if warning := too_many_threads(context.threads, os.cpu_count() or 1):
@@ -134,6 +128,9 @@ def assemble(
     # What is loaded stays until the end; the collector need not look at it again.
     gc.collect()
     gc.freeze()
+    # The metadata of the file were read several times, with all texts of the vocabulary: freed
+    # pages between what stayed would count for this process until its end.
+    trim_heap()
     # Of several models, the thread that loads them decides which sleeps.
     sleep_seconds = settings.engine.sleep_seconds if context.ram is None else -1
     worker = Worker(engine, info, sleep_seconds, settings.engine.stall_seconds)
@@ -217,78 +214,6 @@ def _template(given: str, info: EngineInfo) -> Template:
         log.warning("the model's template for tools is not used: %s", error)
         return Template(own.chat, *tokens)
     return Template(own.chat, *tokens, of_tools=of_tools)
-
-
-def _load(
-    settings: CommandSettings,
-    report: Progress,
-    context: LoadContext,
-    directory: CacheDirectory | None,
-) -> tuple[Loaded, int | None]:
-    """Return the model and the bytes of RAM for snapshots, None for no limit, with memory made
-    ready for those that ``directory`` has.
-    """
-    budget = context.ram.n_bytes if context.ram is not None else cache_budget(settings.cache, None)
-
-    def announce(resolved: Resolved) -> None:
-        """Log the plan of memory and its warnings, and start to pin memory for snapshots.
-
-        The budget of the cache follows from the plan, so it comes first: all later lines depend on
-        it.
-        """
-        nonlocal budget
-        plan = resolved.memory
-        context.plan = plan
-        budget = cache_budget(settings.cache, plan) if context.ram is None else budget
-        table = "\n  ".join(plan.lines(budget))
-        log.info(f"memory:\n  {table}")
-        for row in resolved.values:
-            log.debug("%s %s: %s", row.flag, row.value, row.reason)
-        for warning in plan.warnings(budget):
-            log.warning("%s", warning)
-        if settings.model.n_gpu_layers != 0 and not context.is_pinned:
-            # While the model loads; what a restart will bring back goes into memory that is ready
-            # for it.
-            n_stored = 0
-            unwritten = 0
-            if directory is not None:
-                n_stored = directory.n_bytes
-                unwritten = settings.engine.device.max_unwritten(budget)
-            reserve_pinned(budget, n_stored, unwritten)
-            context.is_pinned = True
-
-    with LoadProgress(settings.model.path) as progress:
-
-        def show(fraction: float) -> bool:
-            progress.show(fraction)
-            return report(fraction)
-
-        load_with = partial(
-            load, settings.model, show, announce, settings.drafts, pool=settings.pool
-        )
-        try:
-            loaded = load_with(settings.vision)
-        except ModelError as error:
-            if not (settings.vision.is_optional and settings.vision.mmproj_path):
-                raise
-            log.warning("images disabled: %s", error)
-            loaded = load_with()
-    return _checked(settings, loaded), budget
-
-
-def _checked(settings: CommandSettings, loaded: Loaded) -> Loaded:
-    """Check that with --exact the model is known to come back to the same bits, or is not
-    cached.
-    """
-    backend = loaded.backend
-    if settings.engine.exact:
-        backend.check_restoring()
-        info = replace(loaded.info, n_ctx=backend.facts.n_ctx, memory=backend.memory_text)
-        loaded = replace(loaded, info=replace(info, fingerprint=exact_fingerprint(loaded)))
-    is_usual = backend.memory.shape.resume_points == ANYWHERE and not backend.memory.kv.reason
-    level = logging.DEBUG if is_usual else logging.WARNING
-    log.log(level, "memory of the model: %s", loaded.info.memory)
-    return loaded
 
 
 def _speculation(

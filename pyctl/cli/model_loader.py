@@ -33,7 +33,7 @@ class ModelLoader:
         settings = self._find()
         self._loaded = file_states(settings)
         service = assemble(settings, report, self._load_context)
-        self._plan = self._load_context.plan
+        self._plan = self._load_context.memory.plan
         self._is_loaded = True
         return service
 

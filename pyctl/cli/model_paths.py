@@ -11,7 +11,13 @@ from pyctl.errors import ConfigError, ModelError
 from pyctl.llama.library.devices import check_gguf, file_head, model_files
 from pyctl.model_files import HubSettings, builtin_model
 
-__all__ = ["check_files", "file_states", "resolve_files", "with_model"]
+__all__ = [
+    "check_files",
+    "file_states",
+    "is_router",
+    "resolve_files",
+    "with_model",
+]
 
 log = logging.getLogger("pyctl")
 
@@ -113,3 +119,9 @@ def file_states(settings: CommandSettings) -> list[tuple[int, int, int]]:
     except (OSError, ConfigError):
         return []
     return [(each.st_ino, each.st_size, each.st_mtime_ns) for each in found]
+
+
+def is_router(settings: CommandSettings) -> bool:
+    """Return whether requests choose among several models: flags give some, and name none."""
+    hub = settings.hub
+    return settings.router.is_router and not (settings.model.path or hub.hf_repo or hub.model_url)

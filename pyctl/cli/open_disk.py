@@ -62,7 +62,9 @@ def open_disk(settings: DiskSettings, directory: CacheDirectory, loaded: Loaded)
         StoreReader(folder, allocate),
         writer,
         DiskPolicy.from_flag(settings.disk_policy),
-        WriteLimits(settings.min_tokens, settings.cold_max),
+        WriteLimits(
+            settings.min_tokens, settings.cold_max, interim_seconds=settings.interim_seconds
+        ),
         text_of=partial(readable, loaded.tokenizer),
         remote=remote,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,6 +10,7 @@ import msgspec
 
 from pyctl import __version__
 from pyctl.cache.cache_settings import DiskSettings
+from pyctl.cli.exact_fingerprint import exact_fingerprint
 from pyctl.disk.disk import Disk
 from pyctl.disk.file_format import RECEIPTS
 from pyctl.errors import ReceiptError
@@ -23,17 +23,9 @@ from pyctl.receipts.receipt import Provenance
 from pyctl.receipts.receipt_store import MAX_BYTES, ReceiptStore
 from pyctl.receipts.receipt_writer import ReceiptWriter
 
-__all__ = ["exact_fingerprint", "load_recorded", "open_receipts"]
+__all__ = ["load_recorded", "open_receipts"]
 
 T = TypeVar("T")
-
-
-def exact_fingerprint(loaded: Loaded) -> str:
-    """Return the fingerprint of a model with --exact: other servers also write rows that they
-    evaluated together with other sequences.
-    """
-    text = f"{loaded.info.fingerprint} exact{loaded.split_mode}"
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def open_receipts(

@@ -5,79 +5,27 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import sys
-import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import replace
-from functools import partial
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
 
-from pyctl.cache.cache_settings import DiskSettings
-from pyctl.cache.ram_budget import RamBudget
-from pyctl.cache.saved_time import Saved
 from pyctl.cli.arguments import CommandSettings
-from pyctl.cli.assemble import LoadContext, assemble
-from pyctl.cli.defaults import cache_budget, log_cache_dir, with_directory, with_shared_budget
-from pyctl.cli.doctor_command import log_findings
+from pyctl.cli.defaults import log_cache_dir, with_directory, with_shared_budget
+from pyctl.cli.import_block import without_collections
+from pyctl.cli.load_model import ModelLoad
 from pyctl.cli.logs import start_log
-from pyctl.cli.model_loader import ModelLoader
-from pyctl.cli.model_paths import check_files, resolve_files
-from pyctl.cli.presets import SHARED_DISK, Preset, find_models
-from pyctl.cli.startup_banner import (
-    Addresses,
-    cache_text,
-    device_text,
-    ready_text,
-    restored_text,
-    saved_text,
-)
-from pyctl.disk.remote_store import connect
-from pyctl.errors import ConfigError, EngineError
+from pyctl.cli.model_paths import check_files, is_router, resolve_files
+from pyctl.errors import ConfigError
 from pyctl.llama.library.devices import devices
-from pyctl.llama.library.extension import build_line, describe_missing
+from pyctl.llama.library.extension import describe_missing
 from pyctl.llama.library.rpc import connect_workers
-from pyctl.llama.settings.resolved import gpus
 from pyctl.machine.libraries import unused_card, unused_choice
-from pyctl.mcp.toolbox import ToolBox
 from pyctl.processes.process_memory import share_heaps
-from pyctl.requests.request_pool import PostReplyQueue, RequestPool
-from pyctl.server.app import create_app, create_loading_app, early_paths
-from pyctl.server.app_state import AppState
 from pyctl.server.listen import bind
-from pyctl.server.load_order import LoadOrder
-from pyctl.server.middleware import LoadingApp
-from pyctl.server.models import Models, ModelSource
-from pyctl.server.run import exit_process, serve
-from pyctl.server.supervisor import Supervisor
-from pyctl.text import duration, one_line
+from pyctl.text import one_line
 
-__all__ = ["build_router", "open_in_browser", "run_serve"]
+__all__ = ["run_serve"]
 
 log = logging.getLogger("pyctl")
-
-
-def open_in_browser(
-    address: str,
-    pool: RequestPool,
-    browser: Callable[[str], object] | None = None,
-    platform: str = sys.platform,
-) -> None:
-    """Open ``address`` in ``browser``, by default the user's, on a thread of ``pool``, if there is
-    a screen to show it on.
-
-    Without one, browsers for terminals would be started, in the middle of the log.
-    """
-    has_screen = platform == "darwin" or any(
-        map(os.environ.get, ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY"))
-    )
-    if not address or not has_screen:
-        log.warning("--open: no browser found, the page is at %s", address or "no address")
-        return
-    import webbrowser
-
-    PostReplyQueue(pool).add(partial(browser or webbrowser.open, address))
 
 
 def run_serve(
@@ -100,7 +48,6 @@ def run_serve(
     if not any(device.is_gpu for device in devices()) and (line := unused_card()):
         log.warning("%s", line)
     listen = settings.listen
-    code = 0
     with ExitStack() as bound:
         try:
             sockets = bound.enter_context(bind(listen.hosts, listen.port))
@@ -112,28 +59,18 @@ def run_serve(
                 and reason.filename is None
             )
             raise ConfigError(f"{error}{_port_owner(settings) if is_busy else ''}") from error
-        # Before requests are taken: Ctrl-C must end a download.
         settings = with_directory(settings)
-        if _is_router(settings):
+        is_one = not is_router(settings)
+        if not is_one:
             settings = with_shared_budget(settings)
-        tools = ToolBox(settings.tools)
-        one = resolve_files(settings)
-        check_files(one)
+        settings = resolve_files(settings)
+        check_files(settings)
         log_cache_dir(settings.disk)
-        names = [sock.getsockname() for sock in sockets]
-        addresses = Addresses.from_sockets(
-            names, "https" if listen.ssl_cert_file else "http", settings.server.api_prefix
-        )
-        serving = _Serving(one, build_router(settings, argv, environ, tools), tools, addresses)
-        try:
-            serve(serving.gate, sockets, listen, on_ready=serving.run, on_stop=serving.close)
-        except EngineError as error:
-            log.critical("the server exits: %s", error)
-            code = 1
-        finally:
-            complete = serving.close()
-    log.info("stopped%s", serving.end_text)
-    return exit_process(code if complete else 1)
+        loading = bound.enter_context(closing(ModelLoad(settings))) if is_one else None
+        # Half of the imports of a server: llama.cpp loads the model meanwhile.
+        with without_collections():
+            from pyctl.cli.serving import serve_models
+        return serve_models(settings, argv, environ, sockets, loading)
 
 
 def _port_owner(settings: CommandSettings) -> str:
@@ -154,206 +91,3 @@ def _port_owner(settings: CommandSettings) -> str:
         f"{f'; a server of {one_line(server.model)} answers there' if server else ''}; --port 0 "
         "takes a free port"
     )
-
-
-def _is_router(settings: CommandSettings) -> bool:
-    """Return whether requests choose among several models: flags give some, and name none."""
-    hub = settings.hub
-    return settings.router.is_router and not (settings.model.path or hub.hf_repo or hub.model_url)
-
-
-def build_router(
-    settings: CommandSettings,
-    argv: Sequence[str],
-    environ: Mapping[str, str],
-    tools: ToolBox | None = None,
-) -> Models | None:
-    """Return the models that requests choose among; None if the settings name one model or none.
-
-    Raises ConfigError as `find_models` does, and for more models to load at the start than
-    --models-max.
-    """
-    router = settings.router
-    if not _is_router(settings):
-        if router.is_router:
-            log.warning("--models-dir and --models-preset have no effect: a model is named")
-        return None
-    shared = AppState(settings.server, build_line(), tools=tools or ToolBox())
-    ram = RamBudget(cache_budget(settings.cache, None))
-    context = LoadContext(shared, ram, 0)
-
-    def find() -> list[ModelSource]:
-        presets = find_models(router, argv, environ)
-        # All models share the directory, which has been checked.
-        return [_source(preset, context, settings.disk) for preset in presets]
-
-    models = Models(
-        shared, find, LoadOrder(router.max_loaded, router.patience), autoload=router.autoload
-    )
-    sources = [model.source for model in models]
-    if 0 < router.max_loaded < (n_first := sum(source.on_start for source in sources)):
-        raise ConfigError(
-            f"{n_first} models have load-on-startup, --models-max is {router.max_loaded}"
-        )
-    context.n_encoders = sum(source.card.vision for source in sources)
-    if ram.n_bytes and context.n_encoders:
-        ram.n_bytes -= context.n_encoders * context.image_bytes(ram.n_bytes)
-    return models
-
-
-def _source(preset: Preset, context: LoadContext, shared: DiskSettings) -> ModelSource:
-    disk = replace(preset.settings.disk, **{name: getattr(shared, name) for name in SHARED_DISK})
-    if disk.cache_dir and disk.store_url not in (
-        "",
-        shared.store_url,
-    ):  # the shared one has been tried
-        connect(disk.store_url)
-    settings = replace(preset.settings, disk=disk)
-    return ModelSource(
-        preset.card,
-        ModelLoader(settings, context),
-        preset.on_start,
-        preset.keeps,
-        preset.stop_seconds,
-        settings.engine.sleep_seconds,
-        settings,
-    )
-
-
-def _time_saved(saved: Saved) -> str:
-    """Return the time that restored tokens saved, for the end of a line; "" if none were
-    restored.
-    """
-    if not saved.requests:
-        return ""
-    return f", {restored_text(saved)}: about {duration(saved.seconds)} saved"
-
-
-TOOLS_SECONDS = 2.0
-"""Wait for the lists of MCP servers before requests are served; a server that never answers would
-take 30 s.
-"""
-
-
-class _Serving:
-    """The server at the address: a gate at once, and the application as soon as the model is
-    loaded.
-
-    Of several ``models``, none has to be.
-    """
-
-    def __init__(
-        self, settings: CommandSettings, models: Models | None, tools: ToolBox, addresses: Addresses
-    ) -> None:
-        """Create the gate, which answers before any model is loaded."""
-        self._settings = settings
-        self._tools = tools
-        self._addresses = addresses
-        self._shared = (
-            models.shared
-            if models is not None
-            else AppState(settings.server, build_line(), tools=tools)
-        )
-        if settings.disk.cache_dir:
-            self._shared.saved.keep_in(Path(settings.disk.cache_dir).expanduser())
-        self._closing = threading.Event()
-        self._models = models
-        self._load_context = LoadContext(self._shared)
-        self._began = time.monotonic()
-        self.gate = LoadingApp(create_loading_app(self._shared), early=early_paths(settings.server))
-
-    def run(self) -> None:
-        """Load the model, let requests through, and wait for `close`, which another thread may call
-        at any time.
-
-        Raises EngineError if the engine ends before.
-        """
-        server = self._settings.server
-        addresses = self._addresses
-        if self._settings.listen.open_page:
-            open_in_browser(
-                f"{addresses.local}/" if addresses.local and server.has_page else "",
-                self._shared.pool,
-            )
-        self._tools.start()
-        models = self._models or self._load_one()
-        if models is None:
-            return
-        self._tools.wait(TOOLS_SECONDS)
-        self._models = models
-        self.gate.open(create_app(models))
-        if models.only is not None:
-            log_findings(self._settings)
-        if not server.api_keys and (warning := addresses.open_text):
-            log.warning("%s", warning)
-        self._log_ready(models)
-        Supervisor(models).run()
-
-    def _load_one(self) -> Models | None:
-        """Return the one model, loaded; None if `close` was called meanwhile."""
-        service = assemble(
-            self._settings, lambda fraction: not self._closing.is_set(), self._load_context
-        )
-        models = self._models = Models.from_service(service)
-        if self._closing.is_set():
-            models.close()
-            return None
-        return models
-
-    def _log_ready(self, models: Models) -> None:
-        """Log the addresses, the device and the cache of the server, which is ready."""
-        disk = self._settings.disk
-        only = models.only
-        budget = cache_budget(self._settings.cache, None)
-        budget = (
-            only.admin.view().result().budget
-            if only is not None
-            else -1
-            if budget is None
-            else budget
-        )
-        text = ready_text(
-            time.monotonic() - self._began,
-            self._addresses,
-            has_page=self._settings.server.has_page,
-            info=only.info if only is not None else ", ".join(model.name for model in models),
-            device=device_text(
-                [f"{gpu.description} ({gpu.name})" for gpu in gpus(self._settings.model)],
-                self._load_context.threads,
-            ),
-            cache=cache_text(
-                budget, disk.cache_dir, only.admin.stored() if only is not None else ()
-            ),
-            saved=saved_text(self._shared.saved.so_far_today),
-        )
-        # Not as an argument: those stay in one line. Names in it are the user's own.
-        log.info(text, extra={"strong": text.partition("\n")[0]})
-
-    @property
-    def end_text(self) -> str:
-        """The end of the last line of the log: prefixes written to the cache directory, and time
-        saved.
-        """
-        services = self._models.services if self._models is not None else ()
-        saved = [n for service in services if (n := service.admin.n_saved) is not None]
-        prefixes = (
-            ""
-            if not saved
-            else ", 1 prefix saved"
-            if sum(saved) == 1
-            else f", {sum(saved):,} prefixes saved"
-        )
-        return prefixes + _time_saved(self._shared.saved.since_start)
-
-    def close(self) -> bool:
-        """Stop loading, or end the engines; return whether everything that was to be kept is
-        written. Idempotent.
-        """
-        self._closing.set()
-        self.gate.close()
-        self._tools.close()
-        # Abandoned requests may still be tokenised: `exit_process` ends the process without freeing
-        # the model.
-        is_complete = self._models is None or self._models.close()
-        self._shared.saved.close()
-        return is_complete

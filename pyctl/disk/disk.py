@@ -73,6 +73,8 @@ class WriteLimits:
         stall_seconds: The seconds after which a write without progress counts as one that hangs.
         spilled_bytes: The maximum bytes of evicted snapshots that wait.
         recent_bytes: The maximum bytes of the files of recent prompts.
+        interim_seconds: The seconds of evaluation after which an interim snapshot is written, 0
+            for none.
     """
 
     min_tokens: int = 512
@@ -82,6 +84,7 @@ class WriteLimits:
     stall_seconds: float = STALL_SECONDS
     spilled_bytes: int = MAX_UNWRITTEN_BYTES
     recent_bytes: int = DEFAULT_FILE_BYTES
+    interim_seconds: float = 0.0
 
 
 class Disk:
@@ -114,6 +117,7 @@ class Disk:
         self.remote = remote
         self.policy = policy
         self.close_seconds = limits.close_seconds
+        self.interim_seconds = limits.interim_seconds
         self.costs = Costs()
         self.recent = RecentPrompts()
         self.on_rows_needed: FlushCopies = lambda: None
@@ -233,6 +237,27 @@ class Disk:
         if self._should_store(snapshot, is_last=is_last):
             self.queue.write(snapshot)
 
+    def write_interim(self, snapshot: Snapshot) -> bool:
+        """Queue a ``snapshot`` of a prompt that is still being evaluated; return False if the disk
+        has it or may not have it. Its bytes in RAM are complete.
+
+        It may take part of the bytes of a day only, and does not replace snapshots of more worth.
+        """
+        if not self._should_store(snapshot):
+            return False
+        self.queue.write(snapshot, is_interim=True)
+        return True
+
+    def is_queued(self, prefix: Prefix) -> bool:
+        """Return whether a snapshot of ``prefix`` is to be written."""
+        return self.queue.is_queued(prefix)
+
+    def supersede(self, prefix: Prefix) -> None:
+        """Remove the state of ``prefix`` soon, unless it was used or is pinned: the disk has a
+        deeper one of its prompt.
+        """
+        self.queue.run_soon(partial(self._remove_unused, StateName.from_prefix(prefix)))
+
     def evict(self, snapshot: Snapshot, value: float, rows_of: RowsOf) -> None:
         """Keep the part to be written of ``snapshot``, which saves ``value`` seconds and leaves
         RAM: if it is queued, or if the policy spills and it is worth reading again.
@@ -306,6 +331,7 @@ class Disk:
             waiting=self.queue.n_waiting,
             failed=self.queue.n_failed,
             spilled=self.queue.spilled,
+            interim=self.queue.interim,
             given_up=self.queue.n_dropped,
             store=self.remote.view() if self.remote is not None else None,
         )
@@ -354,6 +380,20 @@ class Disk:
                 transaction.touch(self.folder.key(state))
         except OSError:
             return  # a use of a file is lost, and no file: not worth an error
+
+    def _remove_unused(self, state: StateName) -> None:
+        """Remove ``state``, here and from the object store, unless it was used or is pinned."""
+        key = self.folder.key(state)
+        try:
+            with self.directory.changing() as transaction:
+                record = transaction.graph.records.get(key)
+                if record is None or record.hits or record.pinned:
+                    return
+                transaction.delete(transaction.graph.remove(key))
+        except OSError:
+            return  # the directory evicts it later, when it needs room
+        if self.remote is not None:
+            self.remote.remove(state.prefix.name)
 
     def _save_recent(self) -> None:
         try:

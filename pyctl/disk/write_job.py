@@ -91,6 +91,7 @@ class WriteJob:
         snapshot: A copy of the snapshot, with new segments that share the bytes.
         original: The snapshot in the cache.
         is_chosen: Whether a policy chose it.
+        is_interim: Whether its prompt was still being evaluated, and no policy has chosen it.
         value: The seconds that it saves; among chosen snapshots, later ones have more.
         state: The state of the job; `CHANGES` has the allowed changes.
         n_bytes: The bytes of RAM that the job takes after the eviction, 0 before.
@@ -108,6 +109,7 @@ class WriteJob:
     writing: Writing | None = None
     next_segment: Segment | None = None
     error: Exception | None = None
+    is_interim: bool = False
 
     def change(self, state: JobState) -> None:
         """Change to ``state``, which `CHANGES` has to allow."""
@@ -147,7 +149,7 @@ class WriteJob:
         loss.
 
         The order is: cancelled, chosen by a policy, in RAM, then by worth, per byte unless a policy
-        chose it.
+        chose it. Interim snapshots have no worth until they are evicted.
         """
         value = self.value if self.is_chosen else self.value / max(self.n_bytes, 1)
         return self.is_cancelled, self.is_chosen, self.is_evicted, value

@@ -52,7 +52,7 @@ from functools import partial
 
 from pyctl.cache.device_limits import MAX_UNWRITTEN_BYTES
 from pyctl.cache.ports import AGAIN_SECONDS, FlushCopies, RowsOf, Written
-from pyctl.cache.snapshot import NOTHING, Segment, Snapshot
+from pyctl.cache.snapshot import NOTHING, Prefix, Segment, Snapshot
 from pyctl.disk.readers import STALL_SECONDS
 from pyctl.disk.write_job import JobState, WriteJob, Writing, detached_copy
 from pyctl.errors import NotWrittenError, StateError
@@ -92,6 +92,7 @@ class WriteQueue:
     ``on_rows_needed`` is called on the writing thread, and other jobs have their turns until
     `supply_rows` supplies them. Evicted snapshots that no policy chose are limited to MAX_SPILLED
     and ``max_bytes``: those of the lowest worth per byte are dropped, with a warning once a minute.
+    Interim snapshots, which no policy chose either, come last.
     An OSError (a full or read-only disk) is a warning, and the server continues from RAM. A job
     that it hits is retried ``retry_seconds`` later; one that needs rows of the device is parked
     until the queue closes; other errors, and a last try, give the job up.
@@ -100,6 +101,7 @@ class WriteQueue:
         on_rows_needed: The function to call when a job needs rows of the device.
         written: The snapshots that were written, and their bytes.
         spilled: The evicted snapshots among them that no policy chose.
+        interim: The snapshots among them whose prompts were still being evaluated.
         n_failed: The writes that failed.
         n_dropped: The snapshots that were dropped before they were written.
     """
@@ -119,6 +121,7 @@ class WriteQueue:
         self.on_rows_needed: FlushCopies = lambda: None
         self.written = Written()
         self.spilled = Written()
+        self.interim = Written()
         self.n_failed = 0
         self.n_dropped = 0
         self.write_one = write
@@ -156,15 +159,17 @@ class WriteQueue:
     # -- for the engine's thread
     # ----------------------------------------------------------------------------------
 
-    def write(self, snapshot: Snapshot) -> None:
+    def write(self, snapshot: Snapshot, *, is_interim: bool = False) -> None:
         """Queue a ``snapshot`` of the cache, whose rows in RAM are complete; they live until they
-        are written.
+        are written. One that ``is_interim`` comes after all others.
         """
-        job = WriteJob(detached_copy(snapshot), weakref.ref(snapshot), True, next(self._order))
+        copy = detached_copy(snapshot)
+        value = 0 if is_interim else next(self._order)
+        job = WriteJob(copy, weakref.ref(snapshot), not is_interim, value, is_interim=is_interim)
         with self._changed:
             queued = self._find_equivalent(snapshot)
             if queued is not None:
-                queued.is_chosen = True
+                self._join(queued, job)
             elif not self._is_closing:
                 self._jobs[job] = None
                 self._progress_at = self._clock()
@@ -190,6 +195,8 @@ class WriteQueue:
                 return  # it has all rows already
             elif job.needs_device_rows:
                 job.change(JobState.COPYING)
+            if not job.is_chosen:
+                job.value = value
             job.n_bytes = n_bytes
             self._make_room()
             if job not in self._jobs or job.original() is not snapshot:
@@ -283,6 +290,11 @@ class WriteQueue:
         with self._changed:
             return sum(not job.is_cancelled for job in self._jobs)
 
+    def is_queued(self, prefix: Prefix) -> bool:
+        """Return whether a snapshot of ``prefix`` waits to be written, or is being written."""
+        with self._changed:
+            return any(job.snapshot.prefix == prefix for job in self._jobs if not job.is_cancelled)
+
     def run_soon(self, function: Callable[[], object]) -> None:
         """Have the writing thread call ``function``, which may wait for the disk."""
         with self._changed:
@@ -347,6 +359,15 @@ class WriteQueue:
             if job.snapshot.exact or not snapshot.exact:
                 return job
         return None
+
+    def _join(self, queued: WriteJob, job: WriteJob) -> None:
+        """Have ``queued`` serve for ``job`` also: once a policy chose it, it is not interim."""
+        if not job.is_chosen:
+            return
+        if queued.is_interim:
+            queued.value = job.value
+        queued.is_chosen = True
+        queued.is_interim = False
 
     def _make_room(self) -> None:
         """Lose evicted snapshots that no policy chose, the least worth first, until the others
@@ -511,7 +532,9 @@ class WriteQueue:
             if not n_bytes:
                 return
             self.written = self.written.plus(n_bytes)
-            if not job.is_chosen:
+            if job.is_interim:
+                self.interim = self.interim.plus(n_bytes)
+            elif not job.is_chosen:
                 self.spilled = self.spilled.plus(n_bytes)
 
     def _fail(self, job: WriteJob, error: Exception) -> None:

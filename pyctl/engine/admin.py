@@ -335,7 +335,7 @@ class EngineAdmin:
         before = self._last
         self._last = total
         names = [counter.name for counter in fields(EngineCounters)]
-        counts = [name for name in names if name not in ("drafts", "first_tokens")]
+        counts = [name for name in names if name not in ("drafts", "first_tokens", "replies")]
         recent = EngineCounters(*(getattr(total, name) - getattr(before, name) for name in counts))
         suspended = [active.suspended_snapshot for active in engine.waiting.suspended]
         return EngineStats(

@@ -107,6 +107,7 @@ class Generation:
             predicted_ms=(finished - first_token) * 1e3,
             first_token_ms=(first_token - submitted) * 1e3,
             drafts=self._handle.drafts,
+            queued_ms=(started - submitted) * 1e3,
         )
 
     def first(self) -> None:

@@ -27,6 +27,7 @@ from pyctl.engine.engine_settings import Clock, EngineSettings
 from pyctl.engine.engine_stats import MAX_REPLIES, EngineCounters
 from pyctl.engine.exact_reply import ExactReply, ReplyRecorder, ReplyTrace
 from pyctl.engine.handle import RequestHandle
+from pyctl.engine.histograms import ReplySource
 from pyctl.engine.jobs import StateReads
 from pyctl.engine.prefill import Prefill
 from pyctl.engine.request import Done, Request, Timings
@@ -365,7 +366,7 @@ class Engine:
         timings = reply.timings(stats, active.submitted, active.started)
         saved_seconds = cache.saved_time.count(stats, timings.prompt_ms, is_alone=is_alone)
         cache.totals.add(stats, reply.n_predicted, saved_seconds)
-        self.counters.count_reply(timings)
+        self.counters.count_reply(timings, _reply_source(stats))
         self.replies.append((self.clock(), timings))
         receipt = self._record(request, reply.trace, stats, plan)
         handle.put(Done(reply.stop_type, reply.stopping_word, timings, stats, seq.id, receipt))
@@ -454,6 +455,17 @@ class Engine:
         self, seq: LiveSequence, lookup: CacheLookup, stats: RequestStats
     ) -> Reading[tuple[Snapshot, ...]]:
         """Restore the longest cached prefix of a prompt; return the snapshots that it came from."""
-        self.prefix_cache.park_previous(seq, lookup, stats)
+        cache = self.prefix_cache
+        cache.park_previous(seq, lookup, stats)
         self.scheduler.give_all_cells(lookup)
-        return (yield from self.prefix_cache.restore(lookup, seq, stats, self.cells.make_room))
+        returned_before = cache.device.counts.returned
+        restored = yield from cache.restore(lookup, seq, stats, self.cells.make_room)
+        stats.n_from_device = cache.device.counts.returned - returned_before
+        return restored
+
+
+def _reply_source(stats: RequestStats) -> ReplySource:
+    """Return the place of most rows of the prefix that was restored."""
+    if stats.source == "ram" and 2 * stats.n_from_device > stats.n_cached:
+        return "device"
+    return stats.source

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import logging
 import time
-from bisect import bisect_left
 from dataclasses import dataclass, field
 
 from pyctl.cache.cache_stats import CacheView
@@ -14,41 +13,19 @@ from pyctl.cache.costs import Costs
 from pyctl.cache.device_tier import DeviceCounts
 from pyctl.cache.snapshot import BlockBytes
 from pyctl.engine.engine_settings import Clock
+from pyctl.engine.histograms import Histogram, ReplyHistograms, ReplySource
 from pyctl.engine.request import DraftCounts, Request, Timings
 from pyctl.settings.limit import limit
 
 __all__ = [
-    "FIRST_TOKEN_SECONDS",
     "MAX_REPLIES",
     "EngineCounters",
     "EngineMemory",
     "EngineStats",
-    "Histogram",
     "PrefillLog",
     "SequenceFile",
     "SequenceView",
 ]
-
-FIRST_TOKEN_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0)
-"""Upper bounds of the buckets of first tokens: from a resumed turn on a GPU to a cold prompt on a
-CPU.
-"""
-
-
-@dataclass(frozen=True)
-class Histogram:
-    """Counts of durations by `FIRST_TOKEN_SECONDS`, and their sum; the last count is above all
-    bounds.
-    """
-
-    counts: tuple[int, ...] = (0,) * (len(FIRST_TOKEN_SECONDS) + 1)
-    seconds: float = 0.0
-
-    def with_one(self, seconds: float) -> Histogram:
-        """Return the counts with one more duration."""
-        counts = list(self.counts)
-        counts[bisect_left(FIRST_TOKEN_SECONDS, seconds)] += 1
-        return Histogram(tuple(counts), self.seconds + seconds)
 
 
 @dataclass
@@ -58,8 +35,8 @@ class EngineCounters:
     ``n_calls`` counts llama_decode calls, ``n_busy`` sums their sequences, ``n_longest`` is the
     length of the longest sequence, ``n_suspended`` counts suspended replies, ``n_turns_yielded``
     turns with --exact that ended for another request. ``first_tokens`` are the times from the
-    arrival of a request to its first token. Tokens of a request count when it ends with a reply;
-    cancelled requests count as calls only.
+    arrival of a request to its first token, ``replies`` all histograms. Tokens of a request count
+    when it ends with a reply; cancelled requests count as calls only.
     """
 
     n_calls: int = 0
@@ -73,7 +50,8 @@ class EngineCounters:
     n_suspended: int = 0
     n_turns_yielded: int = 0
     drafts: DraftCounts = field(default_factory=DraftCounts)
-    first_tokens: Histogram = Histogram()
+    first_tokens: Histogram = field(default_factory=Histogram)
+    replies: ReplyHistograms = field(default_factory=ReplyHistograms)
 
     def count_call(self, n_seqs: int, length: int) -> None:
         """Count one call for ``n_seqs`` sequences, the longest with ``length`` tokens after it."""
@@ -88,8 +66,8 @@ class EngineCounters:
         self.n_evaluated += n_tokens
         self.prompt_ms += ms
 
-    def count_reply(self, timings: Timings) -> None:
-        """Count a request that ended with a reply."""
+    def count_reply(self, timings: Timings, source: ReplySource = "none") -> None:
+        """Count a request that ended with a reply, and that resumed at a prefix from ``source``."""
         self.n_cached += timings.n_cached
         self.n_evaluated += timings.n_evaluated
         self.prompt_ms += timings.prompt_ms
@@ -98,6 +76,7 @@ class EngineCounters:
         self.drafts += timings.drafts
         if timings.n_predicted:
             self.first_tokens = self.first_tokens.with_one(timings.first_token_ms / 1e3)
+            self.replies = self.replies.with_reply(timings, source)
 
 
 MAX_REPLIES = limit(128, "replies with speeds in GET /cache", "the oldest are forgotten", "memory")

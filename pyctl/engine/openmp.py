@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-__all__ = ["SPIN", "SPIN_LEVEL", "end_threads", "limit_spinning"]
+__all__ = ["SPIN", "SPIN_LEVEL", "end_threads", "limit_spinning", "without_blas_threads"]
 
 SPIN = "GOMP_SPINCOUNT"
 SPIN_LEVEL = 50
@@ -33,6 +35,29 @@ def limit_spinning(level: int = SPIN_LEVEL, *, waits_for_gpu: bool = False) -> N
     # Threads that wait for a GPU keep libgomp's milliseconds.
     if not _spin_is_given:
         os.environ[SPIN] = str(SPIN_OF_LIBGOMP if waits_for_gpu else SPIN_PER_LEVEL * level)
+
+
+BLAS_THREADS = "OPENBLAS_NUM_THREADS"
+"""The variable for the threads of numpy's OpenBLAS."""
+
+
+@contextmanager
+def without_blas_threads() -> Iterator[None]:
+    """Let a numpy that the block imports compute on its caller's thread, unless the environment
+    decides.
+
+    Nothing here multiplies matrices with numpy, while a thread of OpenBLAS spins for 30 ms when it
+    starts, on a core that llama.cpp loads with. The variable is unset again: it is not meant for
+    programs that this process starts.
+    """
+    if BLAS_THREADS in os.environ:
+        yield
+        return
+    os.environ[BLAS_THREADS] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[BLAS_THREADS]
 
 
 def end_threads() -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.cache.lookup import CacheLookup, CachePlan
-from pyctl.cache.plan import batch_ends
+from pyctl.cache.plan import batch_ends, snapshot_ends
 from pyctl.cache.prefix_cache import PrefixCache
 from pyctl.cache.sequence import LiveSequence
 from pyctl.cache.snapshot import State
@@ -81,6 +81,11 @@ class Prefill:
         n_before = n_timed = seq.n  # before the first batch, and after the last one that is timed
         costs = self._prefix_cache.cache.costs
         shown = PrefillLog(active.id, seq.n, len(prompt), costs, self._clock)
+        points = self._backend.memory.shape.resume_points
+        resumable = frozenset(snapshot_ends(prompt, ends, points))
+        interim = self._prefix_cache.interim_snapshots(
+            active.handle.request, plan, seq, self._clock
+        )
         _report_progress(active, seq, stats, 0.0)
         # ``start`` is where the batch starts without the cache; a restored sequence may be past it.
         for start, end in itertools.pairwise(sorted({0, *ends, *plan.cuts, stats.n_prompt})):
@@ -96,8 +101,11 @@ class Prefill:
             seq.append(prompt.tokens[seq.n : end], exact=is_cold)
             seq.in_image = picture is not None and end < picture.end
             shown.reached(end)
-            if end in plan.cuts:
+            is_due = end in resumable and interim.is_due(end)
+            if is_due or end in plan.cuts:
                 self._prefix_cache.saver.save(seq, plan, stats)
+            if is_due:
+                interim.write(end)
             _report_progress(active, seq, stats, shown.seconds_left)
             if end < len(prompt):
                 yield None  # other requests take a step between two batches

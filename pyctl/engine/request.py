@@ -96,7 +96,9 @@ class DraftCounts:
 
 @dataclass(frozen=True)
 class Timings:
-    """Counts in tokens, times in milliseconds; ``first_token_ms`` counts from submission."""
+    """Counts in tokens, times in milliseconds; ``first_token_ms`` counts from submission,
+    ``queued_ms`` from submission to the start.
+    """
 
     n_cached: int
     n_evaluated: int
@@ -105,6 +107,7 @@ class Timings:
     predicted_ms: float
     first_token_ms: float
     drafts: DraftCounts = DraftCounts()
+    queued_ms: float = 0.0
 
 
 @dataclass(frozen=True)

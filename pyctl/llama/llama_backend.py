@@ -277,7 +277,7 @@ class LlamaBackend:
             n_ctx=n_ctx,
             is_async=bool(memory.kv.is_async),
             n_rollback=memory.rollbacks.n_rollback,
-            has_state_history=memory.kind == "hybrid",
+            has_state_history=memory.kind == "hybrid" and not memory.rollbacks.can_cut,
             max_drafts=memory.rollbacks.max_drafts,
         )
 

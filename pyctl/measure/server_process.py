@@ -22,6 +22,9 @@ PYCTL_SERVE = (*module_command("pyctl"), "serve")
 
 STOP_SECONDS = 30.0
 
+POLL_SECONDS = 0.05
+"""The time between two requests to a server that starts; the error of `load_seconds`."""
+
 LIBRARY_CHOICE = "PYCTL_LIBS"
 """The variable that chooses between builds of llama.cpp, the same for a server as for the program
 that starts it.
@@ -54,13 +57,17 @@ class ServerProcess:
         *,
         prefix: str = "",
         timeout: float = 60.0,
+        poll_seconds: float = POLL_SECONDS,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Take the ``command`` and the ``timeout`` of a start in seconds; nothing runs yet."""
+        """Take the ``command`` and the ``timeout`` of a start in seconds, in which the server is
+        polled each ``poll_seconds``; nothing runs yet.
+        """
         self.command = command
         self.log = log
         self.prefix = prefix
         self.timeout = timeout
+        self._poll_seconds = poll_seconds
         self._environment = {**clean_environment(), **(environment or {})}
         self._process: subprocess.Popen[bytes] | None = None
         self.port = 0
@@ -102,7 +109,7 @@ class ServerProcess:
                     self.kill()
                     end = self.log.read_text(errors="replace")[-800:]
                     raise OSError(f"{self.command[0]} did not start: {end}")
-                time.sleep(0.05)
+                time.sleep(self._poll_seconds)
             self.load_seconds = time.monotonic() - began
 
     def _answers(self) -> bool:

@@ -6,7 +6,6 @@ import json
 import shlex
 import sys
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -22,6 +21,9 @@ def install_command(requirement: str, prefix: Path = Path(sys.prefix)) -> str:
     if (prefix / "pipx_metadata.json").exists():
         return f"pipx inject {prefix.name} {quoted}"
     if (prefix / "uv-receipt.toml").exists():
+        # Only here: every start of pyctl imports this module, and email and zipfile with that one.
+        from importlib.metadata import PackageNotFoundError, distribution
+
         noted = {}
         with suppress(PackageNotFoundError, ValueError):  # a tree that nothing has installed
             noted = json.loads(distribution("pyctl-llama").read_text("direct_url.json") or "{}")

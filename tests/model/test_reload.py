@@ -12,7 +12,7 @@ import pytest
 from llama_cpp import llama_cpp as api
 
 from pyctl.cli.arguments import parse_serve
-from pyctl.cli.serve_command import build_router
+from pyctl.cli.serving import build_router
 from pyctl.server.models import Models
 from tests.unit.server.parts import supervised
 from tests.waiting import until

@@ -6,8 +6,12 @@ import os
 import random
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from threading import Thread
 
+import httpx
 import pytest
 
 from tests.process.conftest import Server, disk_cache, lengths_on_disk, n_on_disk
@@ -114,6 +118,37 @@ def test_more_rows_than_ram_has_room_for_survive_a_kill(
     assert reply.source == "disk"
     assert server.stop() == 0
     check_directory(tmp_path)
+
+
+@pytest.mark.parametrize("model", ["tiny-dense", "tiny-hybrid"])
+def test_a_long_prompt_survives_a_kill(
+    start: Callable[..., Server], tmp_path: Path, model: str
+) -> None:
+    """Killed while it evaluates a prompt, the server resumes it at the snapshot that was on disk;
+    the reply is a cold prompt's. `bench.kill` measures what is evaluated again.
+    """
+    flags = [*disk_cache(tmp_path, "auto"), "--exact", "-ub", "64", "--kv-cache-interim", "0.02"]
+    prompt = [user(7, 7000)]
+    server = start(model, *flags)
+    chat = Thread(target=partial(chat_until_killed, server, prompt))
+    chat.start()
+    until(lambda: lengths_on_disk(server), every=0.001)
+    n_stored = max(lengths_on_disk(server))
+    server.kill()
+    chat.join(60)
+    server = start(model, *flags)
+    reply = server.chat(prompt)
+    assert reply.source == "disk"
+    assert reply.timings["cache_n"] >= n_stored
+    assert reply.text == server.chat(prompt, cache_prompt=False).text
+    assert server.stop() == 0
+    check_directory(tmp_path)
+
+
+def chat_until_killed(server: Server, messages: list[dict[str, str]]) -> None:
+    """Ask for a reply that the kill of the server cuts off."""
+    with suppress(httpx.TransportError):
+        server.chat(messages)
 
 
 @pytest.mark.timeout(300 + 10 * KILL_ROUNDS)

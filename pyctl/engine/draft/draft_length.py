@@ -3,7 +3,8 @@
 `expected_gain` is the formula, `step_costs` measures its costs, and `accepted_share` estimates its
 probabilities. The controller adds three rules. While the best gain of a draft model is below
 `MIN_GAIN`, the model pauses, and a short probe ends each pause. Texts never pause: their proposals
-are compared with the reply whether they were evaluated or not. A budget limits the time lost.
+are compared with the reply whether they were evaluated or not. A budget limits the time lost, and
+beside other replies an account of measured steps limits the time that texts lose (`company_account`).
 
 A draft that continues one of another source has to gain as much beyond that draft.
 """
@@ -15,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from pyctl.engine.draft.accepted_share import AcceptedShare, Origin
+from pyctl.engine.draft.company_account import CompanyAccount
 from pyctl.engine.draft.expected_gain import (
     GRAPH_STEPS,
     DraftedStep,
@@ -86,6 +88,7 @@ class _DraftState:
         self.is_probing = False
         self.inputs: _Inputs | None = None
         self.length = 0  # chosen for `inputs`, 0 if it has to be chosen
+        self.cost = 0.0  # in plain steps, of that length
 
     def add(self, n_drafted: int, n_accepted: int) -> None:
         """Count a draft. A probe continues while half of its tokens are right."""
@@ -129,6 +132,8 @@ class DraftLengthController:
         self._last_width = StepWidth(0, 0)
         self._n_same_width = 0  # steps of that width before the last one
         self._n_in_second_batch = 0  # tokens of this step that are evaluated after the others
+        self._has_text = False  # whether this step has drafts of texts, or what remains of them
+        self._account = CompanyAccount()
 
     def costs(self, n_seqs: int) -> StepCosts:
         """Return the costs of steps for ``n_seqs`` requests."""
@@ -162,6 +167,10 @@ class DraftLengthController:
         if state.inputs != inputs or not state.length:
             state.inputs = inputs
             state.length = self._choose(key, origin, costs, limit, n_before)
+        if origin.is_text and n_seqs > 1 and state.length:
+            if state.cost > self._account.limit:
+                return 0
+            self._account.reserve(state.cost)
         return state.length
 
     def gain(self, key: int, origin: Origin, n: int, n_seqs: int = 1) -> float:
@@ -215,9 +224,16 @@ class DraftLengthController:
         else:
             self._pause(state, origin, costs)
             return 0
-        if best.cost > costs.budget:
+        if best.cost > self._budget(origin, costs):
             return 0
+        state.cost = best.cost
         return n
+
+    def _budget(self, origin: Origin, costs: StepCosts) -> float:
+        """Return the plain steps that a draft of ``origin`` may cost."""
+        if origin.is_text and costs.n_seqs > 1:
+            return min(costs.budget, self._account.limit)
+        return costs.budget
 
     def _best(self, key: int, origin: Origin, costs: StepCosts, limit: int, n_before: int) -> Gain:
         """Return the best gain of the lengths up to ``limit`` within the budget, or of the
@@ -225,11 +241,12 @@ class DraftLengthController:
         """
         offer = self._offer(key, origin, 0, costs.n_seqs, n_before)
         best = Gain(0.0, 0.0, 0)
+        budget = self._budget(origin, costs)
         lengths = [length for length in LENGTHS if length < limit]
         lengths.append(limit)
         for n in lengths:
             gain = self._gain(offer._replace(n=n), costs)
-            if best.n and gain.cost > costs.budget:
+            if best.n and gain.cost > budget:
                 break
             best = max(best, gain)
         return best
@@ -276,10 +293,12 @@ class DraftLengthController:
     # -- results
     # ----------------------------------------------------------------------------------
 
-    def record_batches(self, sizes: Sequence[tuple[int, int]]) -> None:
+    def record_batches(self, sizes: Sequence[tuple[int, int]], *, has_text: bool = False) -> None:
         """Record the ``sizes`` of a step, sure tokens and drafts by request, some of which need a
-        second evaluation.
+        second evaluation; ``has_text``: some drafts are copied from a text.
         """
+        has_repeated = any(n_sure > 1 for n_sure, _ in sizes)
+        self._has_text = has_text or has_repeated
         self._n_in_second_batch = 0
         if not self._rollback.has_state_history or len(sizes) <= 1:
             return
@@ -320,8 +339,13 @@ class DraftLengthController:
         lost = self._expected_loss(costs, n_tokens, graph_share)
         if ms is not None:
             self._measure(costs, n_tokens, ms, graph_share)
+            step_ms = ms
             if proposing is not None:
                 lost += self._measure_proposal(costs, *proposing)
+                step_ms += proposing[1]
+            n_new = n_seqs + sum(accepted.values())
+            self._account.record(n_seqs, n_new, step_ms, has_text=self._has_text)
+        self._account.end_step()
         self._last_width = width
         for key, n_accepted in accepted.items():
             self._shorten_pauses(key, 1 + n_accepted)

@@ -222,7 +222,8 @@ class Speculation:
         pairs = list(zip(jobs, drafts, strict=True))
         if self.lengths is not None:
             sizes = [(len(job.sure), len(tokens)) for job, tokens in pairs]
-            self.lengths.record_batches(sizes)
+            has_text = any(origin.is_text for origin in self._origins.values())
+            self.lengths.record_batches(sizes, has_text=has_text)
         return [self._draft(job, tokens) for job, tokens in pairs]
 
     def record(self, accepted: Mapping[int, int], n_tokens: int, decode_ms: float | None) -> None:

@@ -29,6 +29,11 @@ MAX_PASSED = limit(
     "request",
 )
 
+TURN_TOKENS = 64
+"""Tokens that a reply evaluates before it may give way to a prompt. On a 27B they take one to two
+seconds, and a copy of 20,000 rows to RAM and back 0.1 (bench/schedule.py).
+"""
+
 MAX_RESERVE = 2048
 """Tokens reserved for a reply when it starts, or an eighth of the context if that is less."""
 
@@ -43,16 +48,19 @@ during disk reads, and OutOfCellsError if a batch waits for cells of other reque
 class TurnState:
     """The wait of a request, and its turns.
 
-    ``n_overtakes`` counts younger requests that started while this one had no room.
-    ``queue_position`` is its place among the waiting requests, 1 for the next; 0 once it runs.
-    ``started`` is the clock's time at the start of its turn. ``has_stopped_reading``: a turn ended
-    while it read from disk.
+    ``n_overtakes`` counts younger requests that started while this one had no room, or was
+    suspended. ``queue_position`` is its place among the waiting requests, 1 for the next; 0 once it
+    runs. ``started`` is the clock's time at the start of its turn, ``n_start`` the tokens of its
+    sequence then, with the whole prompt. ``has_stopped_reading``: a turn ended while it read from
+    disk. ``keeps_cells``: its sequence could not be copied to RAM, so it gives way to no other.
     """
 
     n_overtakes: int = 0
     queue_position: int = 0
     started: float = 0.0
+    n_start: int = 0
     has_stopped_reading: bool = False
+    keeps_cells: bool = False
 
 
 @dataclass(eq=False)
@@ -164,9 +172,13 @@ class Admission:
     """Starts or resumes a request when its prompt and a reserve for its reply fit into the free
     cells.
 
-    ``n_cells`` include the cells of running requests; a request that runs alone always fits. Order
-    is by arrival, but up to MAX_PASSED younger requests that fit may pass one that does not.
-    ``queue`` and ``suspended`` are ordered by arrival.
+    ``n_cells`` include the cells of running requests; a request that runs alone always fits.
+    Prompts start in order of arrival, but up to MAX_PASSED younger ones that fit may pass one that
+    does not. Suspended requests resume in order of arrival, after the prompts that wait, of which
+    at most MAX_PASSED younger ones pass. ``queue`` and ``suspended`` are ordered by arrival.
+
+    A prompt that has no room does not wait for the end of a reply: the youngest replies give way
+    (`replies_to_suspend`). The oldest request never does, so every request ends.
     """
 
     def __init__(self, n_cells: int, n_ctx: int) -> None:
@@ -185,7 +197,9 @@ class Admission:
 
     def expected_order(self) -> Iterable[ActiveRequest]:
         """Return the waiting requests in the order in which they are expected to run."""
-        return self
+        passed = [each for each in self.suspended if each.turn.n_overtakes >= MAX_PASSED]
+        others = [each for each in self.suspended if each.turn.n_overtakes < MAX_PASSED]
+        return [*passed, *self.queue, *others]
 
     def n_alike(self, active: ActiveRequest, running: Sequence[ActiveRequest]) -> int:
         """Return how many requests that have not started share the prompt of ``active``: choices of
@@ -225,14 +239,12 @@ class Admission:
         n_seqs = len(occupancy.sequences)
         claimed = sum(map(self._claim, running))
         blocked: list[ActiveRequest] = []
-        for active in self if len(running) < n_seqs else ():
-            if not occupancy.free_for(active) or (
-                active.reads is not None and not active.reads.ready()
-            ):
+        for active in self.expected_order() if len(running) < n_seqs else ():
+            if not occupancy.free_for(active) or not _is_ready(active):
                 continue
             if not running or claimed + self._claim(active) <= self._n_cells:
-                for older in blocked:
-                    older.turn.n_overtakes += 1
+                for other in {*blocked, *self.suspended}:
+                    other.turn.n_overtakes += other.arrived < active.arrived
                 self._take(active)
                 return active
             blocked.append(active)
@@ -240,6 +252,41 @@ class Admission:
             if active.turn.n_overtakes >= MAX_PASSED or len(self.suspended) >= n_seqs:
                 break
         return None
+
+    def replies_to_suspend(self, occupancy: Occupancy) -> list[ActiveRequest]:
+        """Return the running replies that give way to the first prompt that waits, the youngest
+        first; none if that makes no room for it.
+
+        A reply gives way after TURN_TOKENS, and while no prompt is evaluated: the device evaluates
+        one at a time. The oldest request and those on a sequence of their client's choice stay.
+        The suspended ones are at most as many as there are sequences, and fit into the context
+        together, since RAM holds their rows.
+        """
+        running = occupancy.running
+        prompt = next(filter(_is_ready, self.queue), None)
+        if prompt is None or prompt.handle.cancelled or len(running) < 2:
+            return []
+        if any(each.turn.n_overtakes >= MAX_PASSED for each in self.suspended):
+            return []  # it resumes before the prompt starts
+        if any(active.pending is None for active in running):
+            return []
+        n_seqs = len(occupancy.sequences)
+        has_sequence = bool(occupancy.free_for(prompt))
+        if not has_sequence and prompt.handle.request.seq >= 0:
+            return []
+        n_excess = sum(map(self._claim, running)) + self._claim(prompt) - self._n_cells
+        n_in_ram = sum(each.n_needed for each in self.suspended)
+        chosen: list[ActiveRequest] = []
+        by_arrival = sorted(running, key=attrgetter("arrived"))
+        for active in reversed(by_arrival[1:]):
+            if n_excess <= 0 and (has_sequence or chosen):
+                break
+            if _gives_way(active):
+                chosen.append(active)
+                n_excess -= self._claim(active)
+                n_in_ram += active.n_needed
+        has_ram = len(self.suspended) + len(chosen) <= n_seqs and n_in_ram <= self._n_cells
+        return chosen if n_excess <= 0 and has_ram else []
 
     def must_yield(self, running: Sequence[ActiveRequest]) -> ActiveRequest | None:
         """Return a running request whose turn is over; None where requests run at the same time."""
@@ -256,7 +303,20 @@ class Admission:
         return min(active.n_needed + self._reserve, maximum)
 
     def _take(self, active: ActiveRequest) -> None:
+        active.turn.n_start = active.n_needed
         if active.suspended_snapshot is None:
             self.queue.remove(active)
         else:
             self.suspended.remove(active)
+
+
+def _is_ready(active: ActiveRequest) -> bool:
+    """Return whether a waiting request has no reads from an object store before it."""
+    return active.reads is None or active.reads.ready()
+
+
+def _gives_way(active: ActiveRequest) -> bool:
+    """Return whether a running reply has had its turn, and can continue later."""
+    if active.handle.request.seq >= 0 or active.turn.keeps_cells or not active.can_yield:
+        return False
+    return active.n_needed - active.turn.n_start >= TURN_TOKENS

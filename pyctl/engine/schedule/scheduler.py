@@ -46,9 +46,10 @@ class Scheduler:
     """Requests ``running`` on sequences, and requests ``waiting`` to start or resume.
 
     All share ``cells``. When cells run out, the youngest request is suspended with its sequence in
-    RAM. With --exact requests take turns instead: one runs at a time and has all cells. Background
-    requests run one at a time and start again after an interruption. ``n_ready`` is how many tokens
-    of a request's prompt could be restored to a sequence.
+    RAM; so are the youngest replies while a prompt without room waits. With --exact requests take
+    turns instead: one runs at a time and has all cells. Background requests run one at a time and
+    start again after an interruption. ``n_ready`` is how many tokens of a request's prompt could be
+    restored to a sequence.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class Scheduler:
         if self.waiting or self.idle_jobs:
             self.stop_prewarm()
         self._end_turn()
+        self._make_way()
         self._run_idle_jobs()
         self.admit()
         if not self.has_work and (prewarm := self.prewarms.take()) is not None:
@@ -122,9 +124,9 @@ class Scheduler:
         decode = [active for active in self.running if active.pending is not None]
         prefill = [active for active in self.running if active.pending is None]
         ready = [active for active in prefill if active.reads is None or active.reads.ready()]
-        return Decision(self._next_prefill(ready), decode)
+        return Decision(self.next_prefill(ready), decode)
 
-    def _next_prefill(self, ready: Sequence[ActiveRequest]) -> ActiveRequest | None:
+    def next_prefill(self, ready: Sequence[ActiveRequest]) -> ActiveRequest | None:
         """Return the first of ``ready``, but every second time one that needs only a single batch,
         if any.
 
@@ -133,13 +135,13 @@ class Scheduler:
         """
         if not self._has_passed:
             for active in ready[1:]:
-                if self._n_missing(active) <= self._backend.facts.n_ubatch:
+                if self.n_missing(active) <= self._backend.facts.n_ubatch:
                     self._has_passed = True
                     return active
         self._has_passed = False
         return ready[0] if ready else None
 
-    def _n_missing(self, active: ActiveRequest) -> int:
+    def n_missing(self, active: ActiveRequest) -> int:
         """Return the tokens of the prompt to be evaluated; before the start, without those that can
         be restored.
         """
@@ -286,6 +288,20 @@ class Scheduler:
         self._is_over_committed = True
         self.suspend(self._youngest())
 
+    def _make_way(self) -> None:
+        """Suspend the replies that give way to a prompt; one that cannot be saved goes on."""
+        if self._is_over_committed:
+            return  # no request would start in their place
+        for active in self.waiting.replies_to_suspend(self.occupancy):
+            active.handle.release()
+            try:
+                self._move_to_ram(active, "room for a prompt")
+            except (EngineError, MemoryError) as error:
+                log.warning("request %d goes on before others: %s", active.id, error)
+                active.turn.keeps_cells = True
+                return
+            active.ran_concurrently = True  # its times include the prompt's
+
     def suspend(self, active: ActiveRequest) -> None:
         """Suspend a running request: save its sequence to RAM and keep its generator."""
         active.handle.release()
@@ -296,16 +312,23 @@ class Scheduler:
             self._return_unstarted(active)
             return
         try:
-            active.suspended_snapshot = self._prefix_cache.saver.suspend(seq)
+            self._move_to_ram(active, "context is full")
         except (EngineError, MemoryError) as error:
             log.warning("cannot suspend request %d: %s", active.id, error)
             self.fail(active, OutOfCellsError())
-            return
+
+    def _move_to_ram(self, active: ActiveRequest, reason: str) -> None:
+        """Move a started request to the suspended ones; EngineError or MemoryError changes
+        nothing.
+        """
+        seq = active.seq
+        assert seq is not None
+        active.suspended_snapshot = self._prefix_cache.saver.suspend(seq)
         if seq.shares:
             seq.batch_ends = []  # it resumes in other cells
         self._counters.n_suspended += 1
         n = f"{seq.n:,}"
-        log.info("suspend      %7s tokens saved: context is full  request %d", n, active.id)
+        log.info("suspend      %7s tokens saved: %s  request %d", n, reason, active.id)
         self._detach(active, seq)
 
     def _end_turn(self) -> None:

@@ -54,6 +54,10 @@ class TurnQueue(Admission):
         self._take(chosen)
         return chosen
 
+    def replies_to_suspend(self, occupancy: Occupancy) -> list[ActiveRequest]:
+        """Return none: turns decide, see `must_yield`."""
+        return []
+
     def must_yield(self, running: Sequence[ActiveRequest]) -> ActiveRequest | None:
         """Return the running request if its turn is over and another one comes before it."""
         active = running[0] if running else None

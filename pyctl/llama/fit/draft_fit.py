@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
 from pyctl.errors import ModelError
+from pyctl.llama.fit.breakdown import tensor_layer
 from pyctl.llama.fit.dry_runs import MemoryMeter
 from pyctl.llama.fit.layer_fit import CpuShare
 from pyctl.llama.library.devices import count_heads
 from pyctl.llama.settings.draft_settings import PRIVATE, DraftSettings
-from pyctl.llama.settings.memory_plan import MemoryPlan
+from pyctl.llama.settings.memory_plan import MIB, MemoryPlan
 from pyctl.llama.settings.resolved import Resolved
 
 __all__ = ["DRAFT_CTX", "DraftChoice", "choose_drafts"]
@@ -63,7 +64,8 @@ def choose_drafts(meter: MemoryMeter) -> DraftChoice:
         is_small = drafts.draft_types == ("cache",) and not plan.n_state_history
         has_context = plan.n_ctx >= minimum or (is_small and not n_ctx)
         if has_context and plan.fits:
-            return DraftChoice(drafts, "automatic, as memory allows", _note_of(drafts), plan)
+            note = _note_of(drafts, plan, meter.resolved.tensors)
+            return DraftChoice(drafts, "automatic, as memory allows", note, plan)
         lacking = (
             f"{minimum:,} tokens of context do not fit with them; -np 1 or -ctk q8_0 -ctv "
             "q8_0 makes room"
@@ -91,9 +93,20 @@ def _possible_drafts(resolved: Resolved) -> Iterator[DraftSettings]:
         yield replace(automatic, draft_types=texts)
 
 
-def _note_of(drafts: DraftSettings) -> str:
+def _note_of(drafts: DraftSettings, plan: MemoryPlan, tensors: Mapping[str, int]) -> str:
+    """Return the line for the log: the drafts, and the memory that a head takes with them."""
     names = ",".join(drafts.draft_types)
     note = f"drafts by default: --spec-type {names}, none turns them off"
     if drafts.has("draft-mtp"):
-        note += f"; the model's head drafts up to {drafts.n_draft} tokens a step"
+        note += f"; the model's head drafts up to {drafts.n_draft} tokens a step and takes "
+        note += f"{_head_bytes(plan, tensors) / MIB:,.0f} MiB"
     return note
+
+
+def _head_bytes(plan: MemoryPlan, tensors: Mapping[str, int]) -> int:
+    """Return the bytes that a model takes only because its own head drafts: the head's block, rows
+    and buffers, and the states of earlier tokens.
+    """
+    blocks = {tensor_layer(name) for name in tensors if ".nextn." in name}
+    weights = sum(size for name, size in tensors.items() if tensor_layer(name) in blocks)
+    return weights + sum(each.usage.drafts + each.usage.state_history for each in plan.places)

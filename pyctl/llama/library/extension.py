@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 
 from pyctl.errors import LibraryMismatchError
-from pyctl.llama.library.bindings import api, llama_cpp
+from pyctl.llama.library.bindings import VERSION, api
 from pyctl.llama.library.module_trial import try_modules
 from pyctl.machine.environment import TRIAL, USE_EXTENSION
 from pyctl.machine.libraries import MODULES
@@ -77,7 +77,7 @@ def library_versions() -> dict[str, str]:
     """Return the loaded versions of the bindings, libllama and libggml, which older releases
     lack.
     """
-    versions = {"llama-cpp-python": llama_cpp.__version__}
+    versions = {"llama-cpp-python": VERSION}
     for name, (library, symbol) in LIBRARIES.items():
         function = getattr(open_library(library), symbol, None)
         if function is None:
@@ -165,7 +165,7 @@ def _check_params() -> None:
         True,
     ]:
         raise LibraryMismatchError(
-            f"llama-cpp-python {llama_cpp.__version__} was made for another llama.cpp than the "
+            f"llama-cpp-python {VERSION} was made for another llama.cpp than the "
             "one in "
             f"{library_file('libllama.so').parent}; reinstall pyctl (docs/install.md)"
         )

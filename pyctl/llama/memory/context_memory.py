@@ -103,7 +103,7 @@ class ContextMemory:
             can_hold=has_rows,
             is_pool=self.pool is not None,
         )
-        self.rollbacks.can_cut = self.shape.cut_anywhere
+        self.rollbacks.can_cut = self.shape.cut_anywhere or self._states.can_cut_drafts
 
     def attach(self, kv: Any, facts: BackendFacts, n_state_history: int) -> None:
         """Use ``kv`` as the view of the context, whose recurrent cells have ``n_state_history``
@@ -140,7 +140,8 @@ class ContextMemory:
         """Disable saving, since restored sequences do not reproduce the same bits."""
         can_cut = self.shape.cut_anywhere and self.shape.has_rows
         self.shape = replace(self.shape, resume_points=NOWHERE, cut_anywhere=can_cut)
-        self.rollbacks.can_cut = can_cut
+        if not self.shape.has_rows:
+            self.rollbacks.can_cut = False
 
     def close(self, *, is_lost: bool = False) -> None:
         """Detach from the context, before the owner frees it, and free device memory.

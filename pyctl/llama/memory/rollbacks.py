@@ -2,7 +2,9 @@
 
 There are three ways back:
 
-  cut      Rows alone are the sequence: llama.cpp drops those after any position.
+  cut      Rows alone are the sequence: llama.cpp drops those after any position. Of layers
+           with a sliding window it keeps all rows that the first token of the last evaluation
+           attends to, and thus those of each later one.
   planes   A recurrent cell keeps the states after its last tokens of an evaluation
            (`llama_n_rs_seq` of them): llama.cpp returns to one of these.
   mark     `KVState.mark` copies the state before an evaluation: the sequence returns to its
@@ -39,7 +41,7 @@ class Rollbacks:
     """The rollbacks of the sequences of ``kv``, None for a memory without a context.
 
     Attributes:
-        can_cut: Whether a sequence continues wherever it was cut.
+        can_cut: Whether a sequence continues wherever its last evaluation was cut.
         n_ctx: The limit of tokens of one sequence.
     """
 

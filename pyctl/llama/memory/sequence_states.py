@@ -69,6 +69,10 @@ class SequenceStates(Protocol):
     def n_state_history(self) -> int:
         """The number of states before the last one that a rollback can return to."""
 
+    @property
+    def can_cut_drafts(self) -> bool:
+        """Whether the last tokens of an evaluation can be dropped without a state to go back to."""
+
     def n_bytes(self, seq: int, ends: Sequence[int] = ()) -> int:
         """Return the bytes that `SequenceMemory.state_size` counts."""
 
@@ -90,6 +94,8 @@ class SequenceStates(Protocol):
 class _SeparateStates:
     """States of which none shares rows with another."""
 
+    can_cut_drafts = False
+
     def keep(self, seq: int, state: State) -> None:
         """Do nothing: states share no rows."""
 
@@ -103,6 +109,7 @@ class AttentionStates(_SeparateStates):
     kind: Kind = "attention"
     fixed_bytes = 0
     n_state_history = 0
+    can_cut_drafts = True
 
     def n_bytes(self, seq: int, ends: Sequence[int] = ()) -> int:
         return 0
@@ -155,7 +162,9 @@ class WindowedStates:
 
         n_bytes = head + n_rows * row_bytes,  n_rows <= window
 
-    llama.cpp has no planes for the rows, so each rollback needs a mark.
+    Drafts are cut off: an evaluation overwrites only rows that its first token does not see, so
+    the window of each later token is still there. Behind a recurrent cell, whose state no cut
+    brings back, drafts are off.
     """
 
     kind: Kind = "hybrid"
@@ -165,6 +174,7 @@ class WindowedStates:
     def __init__(self, kv: KVState) -> None:
         self._kv = kv
         self._form = WindowForm.from_layout(kv.layout)
+        self.can_cut_drafts = not self._form.has_recurrent
         self._windows = SharedWindows(self._form)
         self._max_rows = kv.window[0]
 

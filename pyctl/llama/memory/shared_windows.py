@@ -16,6 +16,9 @@ from pyctl.llama.library.pinned_memory import allocate
 
 __all__ = ["SharedWindows", "WindowForm", "WindowRows"]
 
+BLOCK_HEADER = 64
+"""Bytes before the contents of a block (csrc/core/block.h)."""
+
 
 @dataclass(frozen=True)
 class WindowForm:
@@ -36,7 +39,13 @@ class WindowForm:
         planes = tuple(
             (int(runs), int(row)) for row, runs in re.findall(r"\d+:(\d+)x(\d+),", window)
         )
-        return cls(64 + sum(map(int, re.findall(r"\d+", state))), planes)
+        n_recurrent = sum(map(int, re.findall(r"\d+", state)))
+        return cls(BLOCK_HEADER + n_recurrent, planes)
+
+    @property
+    def has_recurrent(self) -> bool:
+        """Whether the head has the state of a recurrent cell."""
+        return self.head > BLOCK_HEADER
 
     @property
     def row_bytes(self) -> int:

@@ -9,9 +9,8 @@ import random
 import threading
 import time
 from collections import OrderedDict
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-import llguidance
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,6 +23,9 @@ from pyctl.llama.sampling.gbnf_translator import translated
 from pyctl.llama.sampling.trigger import TriggerWatch
 from pyctl.prompt import Tokens
 from pyctl.settings.limit import limit
+
+if TYPE_CHECKING:
+    import llguidance
 
 __all__ = ["Candidates", "Grammar", "GrammarCompiler"]
 
@@ -193,16 +195,15 @@ class GrammarCompiler:
             return self._vocabulary
 
     def _compile(self, grammar: str, kind: GrammarKind) -> llguidance.LLMatcher:
+        import llguidance  # with the first grammar: most servers compile none
+
         vocabulary = self._prepared()
-        if kind == "llguidance":
-            return _try_matcher(
-                llguidance.LLMatcher(vocabulary, grammar, log_level=0, limits=_LIMITS[kind])
-            )
-        assert self._markers is not None
-        text = _HEADER + translated(*read_gbnf(grammar, self._markers), self._end_tokens)
-        return _try_matcher(
-            llguidance.LLMatcher(vocabulary, text, log_level=0, limits=_LIMITS[kind])
-        )
+        text = grammar
+        if kind == "gbnf":
+            assert self._markers is not None
+            text = _HEADER + translated(*read_gbnf(grammar, self._markers), self._end_tokens)
+        limits = _LIMITS[kind].for_parser()
+        return _try_matcher(llguidance.LLMatcher(vocabulary, text, log_level=0, limits=limits))
 
 
 _MAX_KNOWN = 16
@@ -210,25 +211,39 @@ _MAX_KNOWN = 16
 _HEADER = '%llguidance {"no_forcing": true}\n'
 
 
-def _limits(n_items: int, n_step_items: int) -> llguidance.LLParserLimits:
-    return llguidance.LLParserLimits(
-        max_items_in_row=n_items,
-        initial_lexer_fuel=1_000_000,
-        step_lexer_fuel=100_000,
-        step_max_items=n_step_items,
-        max_lexer_states=50_000,
-        max_grammar_size=200_000,
-        precompute_large_lexemes=False,
-        verbose_errors=False,
-    )
+class _GrammarLimits(NamedTuple):
+    """Limits of a grammar.
+
+    Attributes:
+        n_items: The maximum number of states at one place.
+        n_step_items: The maximum number of states that are tried for one token.
+    """
+
+    n_items: int
+    n_step_items: int
+
+    def for_parser(self) -> llguidance.LLParserLimits:
+        """Return the limits with those that are the same for all grammars."""
+        import llguidance
+
+        return llguidance.LLParserLimits(
+            max_items_in_row=self.n_items,
+            initial_lexer_fuel=1_000_000,
+            step_lexer_fuel=100_000,
+            step_max_items=self.n_step_items,
+            max_lexer_states=50_000,
+            max_grammar_size=200_000,
+            precompute_large_lexemes=False,
+            verbose_errors=False,
+        )
 
 
-_LIMITS: dict[GrammarKind, llguidance.LLParserLimits] = {
-    "gbnf": _limits(
+_LIMITS: dict[GrammarKind, _GrammarLimits] = {
+    "gbnf": _GrammarLimits(
         limit(2_000, "states of a client's grammar at one place", "400", "reply"),
         limit(300_000, "states of a client's grammar tried for one token", "400", "reply"),
     ),
-    "llguidance": _limits(10_000, 1_000_000),
+    "llguidance": _GrammarLimits(10_000, 1_000_000),
 }
 """Limits that keep compilation to about a second, and each token to a fraction of one."""
 
@@ -290,6 +305,8 @@ class _Pieces:
 
 
 def _build_vocabulary(tokenizer: LlamaTokenizer) -> llguidance.LLTokenizer:
+    import llguidance
+
     ends = sorted(tokenizer.end_tokens())
     if not ends:
         raise RequestError("the model has no end-of-text token, which schemas require")

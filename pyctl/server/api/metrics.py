@@ -15,7 +15,8 @@ from starlette.responses import Response
 from pyctl.cache.cache_stats import CacheView
 from pyctl.cache.ports import DiskView
 from pyctl.engine.canary.canary_counts import CanaryView
-from pyctl.engine.engine_stats import FIRST_TOKEN_SECONDS, EngineStats, Histogram
+from pyctl.engine.engine_stats import EngineStats
+from pyctl.engine.histograms import Histogram, ReplyHistograms
 from pyctl.errors import NotSupportedError
 from pyctl.processes.process_memory import resident_bytes
 from pyctl.receipts.receipt_store import ReceiptCounts
@@ -149,14 +150,22 @@ def _gauge(name: str, text: str, values: float | Mapping[str, float]) -> Metric:
     return Metric(name, "gauge", text, values if isinstance(values, Mapping) else {"": values})
 
 
-def _histogram(name: str, text: str, of: Histogram) -> Metric:
-    """Return cumulative counts by upper bound, as Prometheus' text format has them."""
-    counts = itertools.accumulate(of.counts)
-    bounds = (*(f"{bound:g}" for bound in FIRST_TOKEN_SECONDS), "+Inf")
-    values: dict[str, float] = {
-        f'_bucket{{le="{bound}"}}': n for bound, n in zip(bounds, counts, strict=True)
-    }
-    return Metric(name, "histogram", text, {**values, "_sum": of.seconds, "_count": sum(of.counts)})
+def _histogram(name: str, text: str, of: Histogram | Mapping[str, Histogram]) -> Metric:
+    """Return cumulative counts by upper bound, as Prometheus' text format has them; of several
+    histograms, each with its labels, such as ``source="ram"``.
+    """
+    labelled = {"": of} if isinstance(of, Histogram) else of
+    values: dict[str, float] = {}
+    for labels, histogram in labelled.items():
+        before = f"{labels}," if labels else ""
+        after = f"{{{labels}}}" if labels else ""
+        counts = itertools.accumulate(histogram.counts)
+        bounds = (*(f"{bound:g}" for bound in histogram.bounds), "+Inf")
+        for bound, n in zip(bounds, counts, strict=True):
+            values[f'_bucket{{{before}le="{bound}"}}'] = n
+        values[f"_sum{after}"] = histogram.total
+        values[f"_count{after}"] = sum(histogram.counts)
+    return Metric(name, "histogram", text, values)
 
 
 def _by(label: str, values: Mapping[Any, float]) -> dict[str, float]:
@@ -227,6 +236,7 @@ def _scheduling(stats: EngineStats) -> Iterator[Metric]:
     """Yield the metrics of the scheduler: first tokens, suspended replies, and cells."""
     text = "Seconds from the arrival of a request to its first token"
     yield _histogram("pyctl_first_token_seconds", text, stats.total.first_tokens)
+    yield from _replies(stats.total.replies)
     yield _counter(
         "pyctl_suspensions_total",
         "Replies that had to give their cells to others",
@@ -249,6 +259,39 @@ def _scheduling(stats: EngineStats) -> Iterator[Metric]:
     yield _counter(
         "pyctl_device_rows_total", "Rows of snapshots on the device, by what became of them", device
     )
+
+
+def _replies(replies: ReplyHistograms) -> Iterator[Metric]:
+    """Yield the histograms of replies: OpenTelemetry's of GenAI servers, as Prometheus spells their
+    names, and those that it does not define.
+    """
+    first_tokens = {
+        f'source="{source}"': histogram for source, histogram in replies.first_tokens.items()
+    }
+    for name, text, of in (
+        (
+            "gen_ai_server_time_to_first_token_seconds",
+            "Seconds from the arrival of a request to its first token, by where it resumed",
+            first_tokens,
+        ),
+        (
+            "gen_ai_server_time_per_output_token_seconds",
+            "Seconds per token after the first one",
+            replies.token_seconds,
+        ),
+        (
+            "gen_ai_server_request_duration_seconds",
+            "Seconds from the arrival of a request to its end",
+            replies.durations,
+        ),
+        (
+            "pyctl_queue_seconds",
+            "Seconds from the arrival of a request to the start of its work",
+            replies.queued,
+        ),
+        ("pyctl_reply_tokens_per_second", "Tokens per second after the first one", replies.rates),
+    ):
+        yield _histogram(name, text, of)
 
 
 def _cache(view: CacheView) -> Iterator[Metric]:
@@ -293,6 +336,11 @@ def _cache(view: CacheView) -> Iterator[Metric]:
         ),
     ):
         yield _counter(f"pyctl_{name}", text, values)
+    yield _counter(
+        "pyctl_cache_evicted_wanted_tokens_total",
+        "Prompt tokens that RAM had evicted before: more --cache-ram would have had them",
+        _by("result", {"evaluated": view.wanted.n_evaluated, "read": view.wanted.n_read}),
+    )
     yield _gauge("pyctl_cache_snapshots", "Snapshots in RAM", len(view.snapshots))
     yield _gauge("pyctl_cache_slots", "Places for snapshots in RAM", view.n_slots)
     yield _gauge("pyctl_cache_ram_bytes", "Bytes of the snapshots in RAM", view.n_bytes)
@@ -320,6 +368,16 @@ def _disk(disk: DiskView | None) -> Iterator[Metric]:
         "pyctl_cache_disk_spilled_bytes_total",
         "Bytes written as they left RAM",
         disk.spilled.n_bytes,
+    )
+    yield _counter(
+        "pyctl_cache_disk_interim_total",
+        "Snapshots written while their prompts were evaluated",
+        disk.interim.n,
+    )
+    yield _counter(
+        "pyctl_cache_disk_interim_bytes_total",
+        "Bytes written while their prompts were evaluated",
+        disk.interim.n_bytes,
     )
     yield _counter(
         "pyctl_cache_disk_given_up_total",

@@ -26,6 +26,7 @@ class FakeDisk:
         self.policy = DiskPolicy.parse("full")
         self.costs = Costs()
         self.recent = RecentPrompts()
+        self.interim_seconds = 0.0
         self.needed: list[Segment] = []
         self.served: list[Sequence[Block]] = []
         self.n_evicted = 0

@@ -206,9 +206,12 @@ def raw(n: int, line: int, n_raw: int | None = None) -> Prompt:
 def test_raw_text_ends_batches_at_line_ends() -> None:
     assert batch_ends(raw(74, 10), 128) == [40, 74]
     assert batch_ends(raw(400, 10), 160) == [40, 80, 120, 160, 200, 240, 280, 320, 360, 400]
-    assert batch_ends(raw(170, 10), 512) == [130, 170], "a quarter of a batch is new"
+    assert batch_ends(raw(170, 10), 512) == [120, 170], "a quarter of a batch is new"
+    assert batch_ends(raw(170, 60), 512) == [120, 170]
+    assert batch_ends(raw(170, 70), 512) == [140, 170], "no line ends shortly before 128 tokens"
+    assert batch_ends(raw(256, 32), 512) == [128, 256]
     assert batch_ends(raw(1000, 10), 1024, 32, 480) == [480, 960, 1000], "and what a batch costs"
-    assert batch_ends(raw(4000, 10), 512)[-3:] == [3420, 3850, 4000], "an eighth of it is new"
+    assert batch_ends(raw(4000, 10), 512)[-3:] == [3540, 3920, 4000], "an eighth of it is new"
     assert batch_ends(raw(200, 0), 48) == [48, 96, 144, 192, 200]
     assert batch_ends(raw(120, 10, 100), 160) == [40, 80, 120], "a message ends no batch of 20"
     assert batch_ends(raw(120, 10, 115), 160) == [40, 80, 115, 120]

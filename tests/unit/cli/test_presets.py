@@ -10,7 +10,7 @@ import pytest
 from pyctl.cli.arguments import parse_serve
 from pyctl.cli.logs import LogSettings
 from pyctl.cli.presets import Preset, find_models, models_in
-from pyctl.cli.serve_command import build_router
+from pyctl.cli.serving import build_router
 from pyctl.errors import ConfigError
 from pyctl.mcp import ToolSettings
 from pyctl.server.server_settings import Cors, ListenSettings, RouterSettings, ServerSettings

@@ -8,7 +8,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from pyctl.cli.serve_command import open_in_browser
+from pyctl.cli.serving import open_in_browser
 from pyctl.requests.request_pool import RequestPool
 
 

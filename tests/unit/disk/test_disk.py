@@ -66,6 +66,44 @@ def test_evicted_snapshots_are_written_if_they_are_worth_it(
     assert disk.close()
 
 
+def test_an_interim_snapshot_goes_when_it_is_superseded(disk: Disk) -> None:
+    """The rows stay, since the deeper one needs them."""
+    _, shallow, deep = conversation(1)
+    assert disk.write_interim(shallow)
+    assert written(disk) == {40}
+    assert not disk.write_interim(shallow), "the disk has it"
+    assert disk.write_interim(deep)
+    disk.supersede(shallow.prefix)
+    assert written(disk) == {60}
+    assert disk.view().interim.n == 2
+    assert len(list(disk.folder.path.glob("*.rows"))) == 3
+
+
+@pytest.mark.parametrize("reason", ["a hit", "a pin"])
+def test_an_interim_snapshot_that_others_use_stays(disk: Disk, reason: str) -> None:
+    _, shallow, deep = conversation(1)
+    disk.write_interim(shallow)
+    disk.write_interim(deep)
+    assert written(disk) == {40, 60}
+    if reason == "a hit":
+        disk.count_hit(shallow)
+    else:
+        disk.directory.pin(shallow.prefix.name, True)
+    disk.supersede(shallow.prefix)
+    assert written(disk) == {40, 60}
+
+
+def test_an_interim_snapshot_takes_a_part_of_the_bytes_of_a_day(tmp_path: Path) -> None:
+    """The rest is for what a policy chooses."""
+    made = conversation(1)[-1]
+    n_bytes = made.state.n_bytes + sum(segment.n_bytes for segment in made.chain)
+    disk = tier_on(tmp_path, min_tokens=30, daily_bytes=2 * n_bytes - 1)
+    assert disk.write_interim(made)
+    assert written(disk) == set()
+    assert not disk.queue.is_queued(made.prefix)
+    assert disk.close()
+
+
 def test_a_hit_a_label_and_a_removal_reach_the_index(disk: Disk) -> None:
     made = conversation(1)[-1]
     disk.write(made)

@@ -381,6 +381,54 @@ def test_spilled_snapshots_wait_for_bytes_and_follow_selected(
     assert writes.spilled == Written(3, 150)
 
 
+def test_interim_snapshots_come_last(writer: SlowWriter, writes: WriteQueue) -> None:
+    """After those that a policy chose and those that RAM evicted, and counted apart."""
+    writes.write(snapshot(0))
+    assert writer.begun.wait(60)
+    writes.write(snapshot(1), is_interim=True)
+    spill(writes, 2, 1.0)
+    writes.supply_rows(rows_of)
+    writes.write(snapshot(3))
+    writer.gate.set()
+    assert writes.flush(60)
+    assert writer.seeds[-2:] == [2, 1]
+    assert writes.interim == Written(1, 50)
+    assert writes.spilled == Written(1, 50)
+
+
+def test_an_interim_snapshot_that_a_policy_chooses_is_written_as_chosen(
+    writer: SlowWriter, writes: WriteQueue
+) -> None:
+    writes.write(snapshot(0))
+    assert writer.begun.wait(60)
+    both = snapshot(1)
+    writes.write(both, is_interim=True)
+    assert writes.is_queued(both.prefix)
+    spill(writes, 2, 1.0)
+    writes.supply_rows(rows_of)
+    writes.write(both)
+    writer.gate.set()
+    assert writes.flush(60)
+    assert writer.seeds[-1] == 2, "it comes before the evicted one"
+    assert writes.interim.n == 0
+    assert not writes.is_queued(both.prefix)
+
+
+def test_an_interim_snapshot_that_ram_evicts_has_its_worth(
+    writer: SlowWriter, writes: WriteQueue
+) -> None:
+    writes.write(snapshot(0))
+    assert writer.begun.wait(60)
+    evicted = snapshot(1)
+    writes.write(evicted, is_interim=True)
+    spill(writes, 2, 1.0)
+    writes.evict(evicted, rows_of, 5.0, 50, spills=False)
+    writes.supply_rows(rows_of)
+    writer.gate.set()
+    assert writes.flush(60)
+    assert writer.seeds == [0, 1, 2]
+
+
 def test_the_least_worth_per_byte_is_lost_where_room_ends(
     writer: SlowWriter, writes: WriteQueue, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import shutil
 import threading
@@ -20,11 +21,12 @@ from pyctl.disk.index import Index
 from pyctl.disk.write_job import Writing
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
+from pyctl.engine.handle import RequestHandle
 from pyctl.engine.worker import Worker, WorkerTimes
 from pyctl.prompt import Prompt
 from tests.fake import FakeBackend
 from tests.unit.cache.checks import check_invariants
-from tests.unit.engine.drive import ask, cold, flushed, tier_on
+from tests.unit.engine.drive import ask, cold, flushed, request, tier_on
 from tests.unit.engine.messages import KINDS, chat
 from tests.unit.server.fake import INFO
 
@@ -64,6 +66,54 @@ def test_each_turn_after_a_restart_goes_on_where_the_last_ended(
         check_invariants(engine.prefix_cache.cache)
         deepest = prompt.end
         engine.prefix_cache.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("policy", ["auto", "fixed"])
+def test_a_prompt_that_was_not_finished_goes_on_after_a_restart(
+    tmp_path: Path, kind: str, policy: str
+) -> None:
+    """From the last interim snapshot, the only one on disk, with the reply of a cold run."""
+    prompt = chat((1, 300), (2, 900))
+    ticks = itertools.count()
+    tier = tier_on(tmp_path, policy="100" if policy == "fixed" else policy, interim_seconds=1.0)
+    cache = RamCache(32, None)
+    settings = EngineSettings(exact=True)
+    killed = Engine(FakeBackend(kind), cache, settings, tier, clock=lambda: float(next(ticks)))
+    handle = RequestHandle(request(prompt))
+    killed.submit(handle)
+    for _ in range(12):
+        killed.step()
+        flushed(killed)
+    assert not handle.drain(), "the prompt is being evaluated"
+    view = tier.view()
+    assert view.interim.n >= 3
+    assert view.interim == view.written
+    assert len(tier.folder.lengths) <= 2, "each replaces the one before"
+    deepest = max(tier.folder.lengths)
+    engine = engine_on(tmp_path, kind)
+    reply = ask(engine, prompt)
+    assert reply.done.stats.source == "disk"
+    assert reply.done.stats.n_cached == deepest
+    assert reply.tokens == cold(FakeBackend(kind), prompt).tokens
+    check_invariants(engine.prefix_cache.cache)
+
+
+@pytest.mark.parametrize("policy", ["off", "auto"])
+def test_a_request_that_wants_nothing_on_disk_has_no_interim_snapshots(
+    tmp_path: Path, policy: str
+) -> None:
+    ticks = itertools.count()
+    tier = tier_on(tmp_path, policy="auto", interim_seconds=1.0)
+    engine = Engine(
+        FakeBackend("hybrid"),
+        RamCache(32, None),
+        EngineSettings(),
+        tier,
+        clock=lambda: float(next(ticks)),
+    )
+    ask(engine, chat((1, 1200)), disk_policy=DiskPolicy.parse(policy))
+    assert (flushed(engine).view().interim.n > 0) == (policy != "off")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -13,12 +13,11 @@ from pyctl.engine import engine_stats as progress
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.engine_stats import (
-    FIRST_TOKEN_SECONDS,
     LINE_SECONDS,
     EngineCounters,
-    Histogram,
     PrefillLog,
 )
+from pyctl.engine.histograms import FIRST_TOKEN_SECONDS, Histogram
 from pyctl.engine.request import DraftCounts, Timings
 from pyctl.prompt import Prompt
 from tests.fake import FakeBackend
@@ -82,7 +81,7 @@ def test_a_duration_counts_in_the_first_bucket_whose_bound_it_keeps(
     empty = Histogram()
     histogram = empty.with_one(seconds)
     assert [n for n, count in enumerate(histogram.counts) if count] == [bucket]
-    assert histogram.seconds == seconds
+    assert histogram.total == seconds
     assert sum(empty.counts) == 0, "the one before stays as it is"
 
 

@@ -174,7 +174,7 @@ def test_the_log_says_what_drafts_or_why_nothing_does(
     fitted(fails=1)
     assert [each for each in caplog.messages if "drafts" in each] == [
         "drafts by default: --spec-type draft-mtp,cache, none turns them off; "
-        "the model's head drafts up to 2 tokens a step",
+        "the model's head drafts up to 2 tokens a step and takes 2,500 MiB",
         "drafts by default: --spec-type cache, none turns them off",
         (
             "no drafts by default: 65,536 tokens of context do not fit with them; -np 1 or -ctk "
@@ -183,6 +183,21 @@ def test_the_log_says_what_drafts_or_why_nothing_does(
         ),
         "no drafts by default: no memory for the states",
     ]
+
+
+def test_the_memory_of_a_head_includes_its_block_rows_and_states() -> None:
+    """A head's bytes are its block, its rows and buffers, and earlier states; the trunk's tensors
+    and states are not.
+    """
+    tensors = {
+        "blk.0.attn_q.weight": 5,
+        "blk.1.attn_q.weight": 7,
+        "blk.1.nextn.eh_proj.weight": 11,
+        "output.weight": 13,
+    }
+    usage = Usage(weights=100, kv=200, states=300, compute=400, state_history=17, drafts=19)
+    plan = MemoryPlan(256, 1, 1.0, 0, (Place("CUDA0", True, usage, 1000),))
+    assert draft_fit._head_bytes(plan, tensors) == 7 + 11 + 17 + 19
 
 
 def test_without_a_gpu_nothing_drafts_by_default(

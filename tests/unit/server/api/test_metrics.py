@@ -141,12 +141,34 @@ def test_first_tokens_are_a_histogram() -> None:
     assert counts == sorted(counts)
 
 
+def test_first_tokens_are_histograms_by_source() -> None:
+    """Also of sources that no request has used, so that rates start at 0."""
+    bench = Bench(settings=ServerSettings(show_metrics=True))
+    timings = Timings(40, 10, 1.0, 11, 500.0, first_token_ms=300.0, queued_ms=20.0)
+    bench.engine.counters.count_reply(timings, "disk")
+    values = values_of(bench.client.get("/metrics").text)
+    name = "gen_ai_server_time_to_first_token_seconds"
+    assert values[f'{name}_bucket{{source="disk",le="0.2"}}'] == 0
+    assert values[f'{name}_bucket{{source="disk",le="0.5"}}'] == 1
+    assert values[f'{name}_sum{{source="disk"}}'] == 0.3
+    sources = ("live", "device", "ram", "disk", "none")
+    counts = [values[f'{name}_count{{source="{source}"}}'] for source in sources]
+    assert counts == [0, 0, 0, 1, 0]
+    assert values['pyctl_queue_seconds_bucket{le="0.01"}'] == 0
+    assert values['pyctl_queue_seconds_bucket{le="0.05"}'] == 1
+    assert values["gen_ai_server_time_per_output_token_seconds_sum"] == 0.05
+    assert values["pyctl_reply_tokens_per_second_sum"] == 20
+    assert values["gen_ai_server_request_duration_seconds_sum"] == 0.8
+
+
 def test_only_names_of_llama_server_have_colons() -> None:
-    """A colon is for recording rules; llama-server's names have one."""
+    """A colon is for recording rules; llama-server's names have one. OpenTelemetry's begin with
+    gen_ai_server_.
+    """
     bench = Bench(settings=ServerSettings(show_metrics=True))
     names = re.findall(r"^# TYPE (\S+)", bench.client.get("/metrics").text, re.MULTILINE)
     assert len(names) > 30
-    assert all(name.startswith(("llamacpp:", "pyctl_")) for name in names)
+    assert all(name.startswith(("llamacpp:", "pyctl_", "gen_ai_server_")) for name in names)
 
 
 def test_pages_of_other_origins_get_none() -> None:
@@ -208,11 +230,11 @@ def test_resident_bytes_stand_beside_counted_ones() -> None:
     assert values["pyctl_cache_refused_total"] == 0
 
 
-BOARD = Path(__file__).resolve().parents[4] / "docs" / "grafana.json"
+BOARD = Path(__file__).resolve().parents[4] / "deploy" / "grafana.json"
 
 
 def test_the_board_of_grafana_shows_metrics_that_exist() -> None:
-    """Each query of docs/grafana.json names a metric that the server has, counters by their rate
+    """Each query of deploy/grafana.json names a metric that the server has, counters by their rate
     and gauges without one.
     """
     drafts = DraftCounts(2, 6, 3, by_position=(2, 1))
@@ -231,7 +253,9 @@ def test_the_board_of_grafana_shows_metrics_that_exist() -> None:
     expressions = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
     expressions += [variable["query"] for variable in board["templating"]["list"]]
     shown = {
-        name for each in expressions for name in re.findall(r"\b(?:llamacpp:|pyctl_)\w+", each)
+        name
+        for each in expressions
+        for name in re.findall(r"\b(?:llamacpp:|pyctl_|gen_ai_)\w+", each)
     }
     shown = {name.removesuffix("_bucket") for name in shown}
     assert len(shown) > 20

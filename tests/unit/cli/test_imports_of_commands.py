@@ -1,0 +1,61 @@
+"""What commands import: each module costs every start."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from pyctl.engine.openmp import BLAS_THREADS, without_blas_threads
+
+MODULES = """
+import json, sys
+{code}
+print(json.dumps(sorted(sys.modules)))
+"""
+
+
+def modules_after(code: str) -> set[str]:
+    """Return the modules of a new process after ``code``."""
+    done = subprocess.run(
+        [sys.executable, "-c", MODULES.format(code=code)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return {*json.loads(done.stdout.splitlines()[-1])}
+
+
+def test_a_server_imports_no_other_api_of_llama_cpp_and_no_grammars() -> None:
+    found = modules_after("import pyctl.cli.serve_command")
+    unused = {"llama_cpp.llama", "diskcache", "importlib.metadata", "llguidance"}
+    assert found & unused == set()
+
+
+def test_the_own_code_of_the_bindings_runs_when_it_is_used() -> None:
+    found = modules_after("import pyctl.llama.library.bindings, llama_cpp; llama_cpp.Llama")
+    assert "llama_cpp.llama" in found
+
+
+@pytest.mark.parametrize("argument", ["--help", "no-command"])
+def test_help_and_mistakes_import_nothing_heavy(argument: str) -> None:
+    found = modules_after(f"import pyctl.cli; pyctl.cli.main([{argument!r}])")
+    heavy = {"numpy", "asyncio", "jinja2", "rich", "pyctl.llama.library.bindings"}
+    assert found & heavy == set()
+
+
+def test_threads_of_numpy_are_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(BLAS_THREADS, raising=False)
+    with without_blas_threads():
+        assert os.environ[BLAS_THREADS] == "1"
+    assert BLAS_THREADS not in os.environ
+
+
+def test_threads_of_numpy_that_the_user_sets_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(BLAS_THREADS, "3")
+    with without_blas_threads():
+        assert os.environ[BLAS_THREADS] == "3"
+    assert os.environ[BLAS_THREADS] == "3"
