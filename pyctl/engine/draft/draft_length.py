@@ -4,7 +4,8 @@
 probabilities. The controller adds three rules. While the best gain of a draft model is below
 `MIN_GAIN`, the model pauses, and a short probe ends each pause. Texts never pause: their proposals
 are compared with the reply whether they were evaluated or not. A budget limits the time lost, and
-beside other replies an account of measured steps limits the time that texts lose (`company_account`).
+beside other replies an account of measured steps limits the time that texts lose
+(`company_account`).
 
 A draft that continues one of another source has to gain as much beyond that draft.
 """
