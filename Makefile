@@ -1,5 +1,6 @@
 # make demo    from a fresh checkout to a conversation that resumes from the cache, and a link ~/.local/bin/pyctl;
 #              PYCTL_RELEASE=DIR or a URL installs the wheels there, and nothing is compiled
+# make serve   what make demo installs, and a server: its page at http://127.0.0.1:8080; ARGS="-m FILE" for your model
 # make check   lint, types, unit tests, and two smoke tests on real models: 90 seconds on 2 cores
 # make test    everything that is tested
 # make clients the programs of pyctl launch, for their tests: npm, 3 minutes, 3 GB
@@ -45,7 +46,7 @@ vibe := mistral-vibe==3.0.2; python_version >= '3.12'
 
 PYTEST = $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
-.PHONY: demo install check quick test tests real clients lint bench contract rows build clean matrix unit model smoke soak \
+.PHONY: demo serve install check quick test tests real clients lint bench contract rows build clean matrix unit model smoke soak \
   simulate
 
 # Not what the tests need, which is twice as much again. A script finds the installed pyctl, not that of the checkout.
@@ -53,6 +54,11 @@ demo:
 	@$(MAKE) --no-print-directory install EXTRAS=demo
 	$(BIN)/python tools/demo.py
 	@$(BIN)/python tools/link.py $(BIN)/pyctl
+
+# The server needs none of the extras. Ctrl-C stops it, and make reports that as an interrupt.
+serve: $(BUILT) $(SET_UP)
+	@$(BIN)/python tools/link.py --only $(BIN)/pyctl
+	@exec $(BIN)/pyctl serve $(ARGS)
 
 install: $(BUILT) $(INSTALLED) $(SET_UP)
 
@@ -137,7 +143,7 @@ bench: install
 
 contract: install
 	@test -x "$(LLAMA_SERVER)" || { echo "give the binary: make contract LLAMA_SERVER=/path/to/llama-server"; exit 2; }
-	LLAMA_SERVER=$(LLAMA_SERVER) $(BIN)/python -m pytest -q -s tests/contract
+	LLAMA_SERVER=$(LLAMA_SERVER) $(BIN)/python -m pytest -q -s tests/contract tests/unit/tools/test_peer_flags.py
 
 # One thread: CPU seconds of several contain the time in which they spin for each other.
 rows: install

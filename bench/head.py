@@ -7,7 +7,7 @@ import re
 import subprocess
 from pathlib import Path
 
-__all__ = ["HASH", "HEAD", "age", "continued", "head"]
+__all__ = ["HASH", "HEAD", "age", "continued", "count_engine_commits", "head"]
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -55,10 +55,17 @@ def age(commit: str, root: Path = ROOT) -> str:
     batch ends, snapshots or drafts.
     """
     n = _count(root, f"{commit}..HEAD")
-    n_engine = _count(root, "--invert-grep", f"--grep={RENAMES}", f"{commit}..HEAD", "--", *ENGINE)
+    n_engine = count_engine_commits(commit, root)
     if n is None or n_engine is None:
         return "of unknown age"
     return f"{n:,} commits old" + (f", {n_engine:,} of them in the engine: OLD" if n_engine else "")
+
+
+def count_engine_commits(commit: str, root: Path = ROOT) -> int | None:
+    """Return the number of commits newer than ``commit`` that changed batch ends, snapshots or
+    drafts; None without git, or if this copy lacks the history.
+    """
+    return _count(root, "--invert-grep", f"--grep={RENAMES}", f"{commit}..HEAD", "--", *ENGINE)
 
 
 def _count(root: Path, *arguments: str) -> int | None:

@@ -1,5 +1,5 @@
 #!/bin/sh
-# sglang-router 0.3 in front of pyctl servers; docs/deployment.md.
+# sglang-router 0.3 in front of pyctl servers; docs/several-servers.md.
 # SERVERS are their addresses, HOST and PORT its own; ADMIN_KEY is the key for changing the list of servers.
 set -eu
 : "${SERVERS:?addresses such as \"http://10.0.0.1:8080 http://10.0.0.2:8080\"}" "${ADMIN_KEY:?any secret}"

@@ -31,7 +31,7 @@ def http_client(url: str, **options: Any) -> httpx.Client:
     """
     try:
         host = httpx.URL(url).host
-    except httpx.InvalidURL:  # which the first request says
+    except httpx.InvalidURL:  # which the first request reports
         host = ""
     own = (f"[{host}]" if ":" in host else host,) if is_loopback(host) else ()
     direct: Mapping[str, None] = {f"all://{each}": None for each in (*_LOOPBACK, *own)}

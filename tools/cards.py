@@ -1,5 +1,5 @@
-"""python -m tools.cards: write the table of docs/cards.md, a row per file of `pyctl bench --json`
-in bench/cards.
+"""python -m tools.cards: write the table of docs/cards.md, a row per file in bench/cards, which is
+the JSON of `pyctl bench --share`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ PAGE = ROOT / "docs" / "cards.md"
 COLUMNS = (
     "device",
     "model, flags",
+    "driver",
     "pyctl, date",
     "prompt",
     "prompt/s",
@@ -34,11 +35,13 @@ def row(path: Path) -> list[str]:
         if each.get("server") == "pyctl" and each.get("depth", depth) == depth
     ]
     found = {each.get("way", each["kind"]): each for each in ours}
-    device = " + ".join(run["cards"]) or run["about"][1]
+    device = " + ".join(run["cards"]) or run["cpu"]
+    version = f"{run['pyctl']} ({run['commit']})" if run["commit"] else run["pyctl"]
     flags = " ".join(run["flags"][1:])
     figures = [found.get(kind, {}).get(field) for kind, field in SHOWN]
     cells = ["" if figure is None else f"{figure:,.0f}" for figure in figures]
-    return [device, f"`{flags}`", f"{run['pyctl']}, {run['began'][:10]}", f"{depth:,}", *cells]
+    origin = f"{version}, {run['began']}"
+    return [device, f"`{flags}`", run["driver"], origin, f"{depth:,}", *cells]
 
 
 def written(text: str) -> str:

@@ -1,8 +1,9 @@
 """Writes the tables of README and docs that show measurements, from bench/results, bench/claims.tsv
-and docs/24gb.md.
+and docs/contexts.md.
 
     python -m tools.figures            # writes them
-    python -m tools.figures --check  # sources' age in commits; fails if a head or a table is wrong
+    python -m tools.figures --check    # sources' age in commits; fails if a head or a table is
+                                       # wrong, or a table that is shown is too old
 
 A table follows the comment that names it, ``<!-- figures: first-token -->``, and a line about the
 measurement. The head of a source names commit, date, machine, command and weights, as
@@ -12,15 +13,14 @@ measurement. The head of a source names commit, date, machine, command and weigh
 from __future__ import annotations
 
 import argparse
-import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from bench.head import HASH, age, head
+from bench.head import HASH, age, count_engine_commits, head
 
-__all__ = ["CLAIMS", "FIGURES", "check", "filled", "main", "pages"]
+__all__ = ["CLAIMS", "FIGURES", "check", "filled", "main", "pages", "too_old"]
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
@@ -34,8 +34,12 @@ Cells: TypeAlias = list[str]
 
 SHAPES = {"27B": "27b", "35B-A3B": "35b-a3b"}
 SIDE_BY_SIDE = {name: f"gpu-side-by-side-{shape}.md" for name, shape in SHAPES.items()}
-CARDS = {name: f"gpu-side-by-side-{shape}-nextn.md" for name, shape in SHAPES.items()}
-DRAFTS = {name: f"gpu-decode-{shape}-nextn.md" for name, shape in SHAPES.items()}
+
+MAX_AGE = 200
+"""Engine commits after which a table is too old to be shown."""
+
+AGES = re.compile(r" \(\d+ engine commits old\)")
+"""The age of a source in the caption of a table, counted when the table was written."""
 
 
 def rows(page: str, heading: str, where: Path = RESULTS) -> list[Cells]:
@@ -92,21 +96,37 @@ def first_token(shape: str, way: str) -> tuple[str, str]:
     return peer, ours
 
 
-def readme_first_token() -> list[str]:
-    left = ("regenerate", "shortened to half", "after a restart")
-    body = [
-        (WAYS[way], *(f"{ms} ms" for ms in first_token("27B", way)))
-        for way in WAYS
-        if way not in left
-    ]
+README_WAYS = {
+    "cold": "first token after 32,768 tokens: cold",
+    "append": "next turn",
+    "return after another": "another conversation and back",
+    "after a restart, files in the page cache": "after a restart, files still in RAM",
+}
+SESSIONS = {
+    "traces-servers-2.md": "tokens evaluated in 2 recorded sessions of agents",
+    "traces-servers-3.md": "in 3 sessions, at a 16th of their size",
+}
+
+
+def readme() -> list[str]:
+    """Return the table of README: tokens of recorded sessions, first tokens and memory."""
+    body = []
+    for page, name in SESSIONS.items():
+        heading = re.sub("^# ", "", (RESULTS / page).read_text("utf-8").partition("\n")[0])
+        both = [row(page, heading, server, "all") for server in SERVERS]
+        cells = [f"{evaluated} in {seconds} s" for *_, evaluated, _, seconds in both]
+        (_, _, floor, *_), _ = both
+        body.append((f"{name}, {floor} of them new", *cells, "CPU, tiny model"))
+    for way, name in README_WAYS.items():
+        body.append((name, *(f"{ms} ms" for ms in first_token("27B", way)), "H100, 27B"))
     # "base" are also the flags of the times.
     vram, ram = zip(
         *(row(SIDE_BY_SIDE["27B"], "Memory, MiB", server, "base, end")[:2] for server in SERVERS),
         strict=True,
     )
-    body.append(("VRAM at the end", *(f"{mib} MiB" for mib in vram)))
-    body.append(("RAM at the end", *(f"{mib} MiB" for mib in ram)))
-    return table(("first token, 27B shape, 32K tokens of history", *SERVERS), body)
+    body.append(("VRAM at the end", *(f"{mib} MiB" for mib in vram), "H100, 27B"))
+    body.append(("RAM at the end", *(f"{mib} MiB" for mib in ram), "H100, 27B"))
+    return table(("", *SERVERS, "on"), body)
 
 
 def first_tokens() -> list[str]:
@@ -148,55 +168,6 @@ def default_flags() -> list[str]:
     return table(COLUMNS, [*body, ["VRAM, MiB", *vram]])
 
 
-WORKLOADS = {
-    "claude code": "Claude Code",
-    "three agents": "three agents",
-    "opencode": "OpenCode",
-    "codex": "Codex",
-    "qwen code": "Qwen Code",
-    "cline": "Cline",
-    "aider": "Aider",
-    "open webui": "Open WebUI",
-    "mini swe": "mini-swe-agent",
-    "dynamic tail": "dynamic tail",
-    "short requests": "short requests",
-}
-
-
-def evaluated_tokens() -> list[str]:
-    body = []
-    for workload, name in WORKLOADS.items():
-        cells = row("replay.md", "At 8 GiB of the 27B", workload)
-        body.append(
-            (name, cells[4], cells[1], cells[8].partition(" ")[0], cells[7].partition(" ")[0])
-        )
-    return table(("workload", "llama-server", "pyctl", "seconds: llama-server", "pyctl"), body)
-
-
-def drafts() -> list[str]:
-    """Return the table of tokens per second of pyctl and of llama-server after 10,240 tokens, by
-    the tokens that a step yields.
-    """
-    lengths = {"2": "length 2", "3": "length 3", "4": "all accepted"}
-    cases = {
-        "no drafts": "without drafts",
-        **{name: f"n_max 3, {case}" for name, case in lengths.items()},
-    }
-    body = []
-    for shape, page in DRAFTS.items():
-        heading = "Tokens per second, at the length that was asked for"
-        body.append(
-            (
-                shape,
-                *(
-                    " / ".join(row(page, heading, case, "10,240", "1,000")[:2])
-                    for case in cases.values()
-                ),
-            )
-        )
-    return table(("tokens per step", *cases), body)
-
-
 TEXTS = ("plain text", "a file", "search and replace", "JSON calls")
 
 
@@ -224,22 +195,9 @@ def texts() -> list[str]:
     return table(("text", "default", "`draft-mtp`", "llama-server: `ngram-map-k,draft-mtp`"), body)
 
 
-def images() -> list[str]:
-    body = []
-    for name, request in (
-        ("another question", "same image, next question"),
-        ("after a restart", "after a restart"),
-    ):
-        ours, _, peer, *_ = row("gpu-images.md", "Asked about again", request)
-        body.append((name, *(f"{cell.partition(' ')[0]} ms" for cell in (peer, ours))))
-    return table(
-        ("first token, question about a 1080p image in 23K tokens, 27B, one H200", *SERVERS), body
-    )
-
-
 def models() -> list[str]:
-    """Return the table of contexts of docs/24gb.md, which the planner computed."""
-    context = {name: n for name, n, *_ in rows("24gb.md", "A 24 GB card", DOCS)}
+    """Return the table of contexts of docs/contexts.md, which the planner computed."""
+    context = {name: n for name, n, *_ in rows("contexts.md", "24 GB", DOCS)}
     shown = {
         "Qwen3.6-27B, Qwen3.8-27B": ("27B", "27B, q8_0"),
         "the same, with a head": ("27B with a head", "27B with a head, q8_0"),
@@ -247,56 +205,6 @@ def models() -> list[str]:
     }
     body = [(title, *(context[name] for name in names)) for title, names in shown.items()]
     return table(("tokens of context on 24 GB, Q4_K_M, computed", "f16", "q8_0"), body)
-
-
-CARD = {
-    "defaults": "its defaults",
-    "defaults, no drafts": "`--spec-type none`",
-    "expert": "expert: q8_0, `-np 1`, drafts",
-}
-
-
-def card(shape: str) -> list[str]:
-    """Return the table of the defaults on 24,000 MiB next to the flags of an expert."""
-    body = []
-    for name, _, context, vram, ram, start, _, cold, turn, speed in rows(
-        CARDS[shape], "On a card of 24 GB"
-    )[1:]:
-        body.append(
-            (CARD[name], context, vram, ram, f"{start} s", f"{cold} s", f"{turn} ms", speed)
-        )
-    return table(
-        (shape, "context", "VRAM", "RAM", "start", "first token", "next turn", "tokens/s"), body
-    )
-
-
-SWITCHES = {
-    "first time": "first prompt",
-    "another model and back": "back from the other model",
-    "files not in RAM": "back, files not in RAM",
-}
-
-
-def switches() -> list[str]:
-    """Return the table of seconds to the first token of a request that switches the model, and of
-    loading.
-    """
-    found = json.loads((RESULTS / "gpu-models.json").read_text(encoding="utf-8"))["found"]
-    by_way: dict[tuple[str, int], dict[tuple[str, str], str]] = {}
-    for record in found:
-        if record["way"] in SWITCHES and "size" in record:
-            cell = f"{record['first_s']:.1f} ({record['load_s']:.1f})"
-            by_way.setdefault((record["way"], record["size"]), {})[
-                record["server"], record["model"]
-            ] = cell
-    columns = [(server, f"{shape}-nextn") for server in SERVERS for shape in SHAPES.values()]
-    order = sorted(by_way, key=lambda key: (key[1], list(SWITCHES).index(key[0])))
-    body = [
-        (f"{size:,}", SWITCHES[way], *(by_way[way, size].get(key, "") for key in columns))
-        for way, size in order
-    ]
-    lines = table(("tokens", "", "llama-server: 27B", "35B-A3B", "pyctl: 27B", "35B-A3B"), body)
-    return [lines[0], lines[1].replace("--- | ---:", "---: | ---", 1), *lines[2:]]
 
 
 def claims() -> list[str]:
@@ -313,27 +221,37 @@ class Figure(NamedTuple):
     sources: tuple[str, ...] = ()
 
     def caption(self) -> list[str]:
-        """Return weights, device, commit and date of the sources, above the table."""
-        heads = [head(RESULTS / source) for source in self.sources]
-        parts = [f"{each['weights']} weights" for each in heads]
-        parts += [re.split("[,;]", each["machine"])[0] for each in heads]
-        parts += [f"commit {commit}" for each in heads for commit in HASH.findall(each["commit"])]
-        said = ", ".join(dict.fromkeys([*parts, *(each["date"][:10] for each in heads)]))
+        """Return weights, device, commit with its age, and date of each source, above the table."""
+        said = "; ".join(dict.fromkeys(map(_origin, self.sources)))
         return [f"*{said[0].upper()}{said[1:]}*", ""] if said else []
+
+    def commits(self) -> list[str]:
+        """Return the commits that the sources were measured at."""
+        return [
+            commit
+            for source in self.sources
+            for commit in HASH.findall(head(RESULTS / source)["commit"])
+        ]
+
+
+def _origin(source: str) -> str:
+    """Return weights, device, commit with its age, and date of a source."""
+    facts = head(RESULTS / source)
+    device = re.split("[,;]", facts["machine"])[0]
+    parts = [f"{facts['weights']} weights", device]
+    for commit in HASH.findall(facts["commit"]):
+        age_in_commits = count_engine_commits(commit)
+        known = "" if age_in_commits is None else f" ({age_in_commits} engine commits old)"
+        parts.append(f"commit {commit}{known}")
+    return ", ".join([*parts, facts["date"][:10]])
 
 
 FIGURES = {
-    "readme-first-token": Figure(readme_first_token, (SIDE_BY_SIDE["27B"],)),
+    "readme": Figure(readme, (*SESSIONS, SIDE_BY_SIDE["27B"])),
     "models": Figure(models),
-    "card-27b": Figure(lambda: card("27B"), (CARDS["27B"],)),
-    "card-35b-a3b": Figure(lambda: card("35B-A3B"), (CARDS["35B-A3B"],)),
     "first-token": Figure(first_tokens, tuple(SIDE_BY_SIDE.values())),
     "default-flags": Figure(default_flags, tuple(SIDE_BY_SIDE.values())),
-    "evaluated-tokens": Figure(evaluated_tokens, ("replay.md",)),
-    "drafts": Figure(drafts, tuple(DRAFTS.values())),
     "texts": Figure(texts, tuple(f"gpu-texts-{name}-nextn.md" for name in SHAPES.values())),
-    "switches": Figure(switches, ("gpu-models.json",)),
-    "images": Figure(images, ("gpu-images.md",)),
     "claims": Figure(claims),
 }
 
@@ -359,8 +277,8 @@ def pages() -> list[Path]:
 
 
 def check() -> list[str]:
-    """Print the age of each source; the sources without a head and the pages with other tables than
-    theirs.
+    """Print the age of each source; return the sources without a head, and the pages whose tables
+    are not those of their sources, ages aside.
     """
     wrong = []
     for source in sorted([*RESULTS.glob("*.md"), *RESULTS.glob("*.json")]):
@@ -370,9 +288,30 @@ def check() -> list[str]:
         except ValueError as error:
             wrong.append(str(error))
     for page in pages() if not wrong else ():
-        if filled(text := page.read_text(encoding="utf-8")) != text:
+        text = page.read_text(encoding="utf-8")
+        if AGES.sub("", filled(text)) != AGES.sub("", text):
             wrong.append(f"{page.name}: run python -m tools.figures")
     return wrong
+
+
+def too_old(
+    shown: Mapping[str, Figure] = FIGURES,
+    count: Callable[[str], int | None] = count_engine_commits,
+) -> list[str]:
+    """Return a line for each table with a source that `MAX_AGE` engine commits have left behind.
+
+    ``count`` returns the number of engine commits since a commit, None if it is unknown.
+    """
+    lines = []
+    for name, figure in shown.items():
+        ages = {commit: count(commit) or 0 for commit in figure.commits()}
+        lines += [
+            f"{name}: {n} engine commits since {commit}, at most {MAX_AGE}: measure it again, or "
+            "take the table away"
+            for commit, n in ages.items()
+            if n > MAX_AGE
+        ]
+    return lines
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -381,7 +320,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--check", action="store_true", help="print ages, write nothing")
     if parser.parse_args(argv).check:
-        raise SystemExit("\n".join(check()) or None)
+        raise SystemExit("\n".join([*check(), *too_old()]) or None)
     for page in pages():
         page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
 

@@ -1,6 +1,7 @@
 """Links ~/.local/bin/pyctl to the command of this checkout, and prints the next commands.
 
-    make demo    # runs: .venv/bin/python tools/link.py .venv/bin/pyctl
+    make demo     # runs: .venv/bin/python tools/link.py .venv/bin/pyctl
+    make serve    # runs: .venv/bin/python tools/link.py --only .venv/bin/pyctl
 
 A file or link of another installation stays as it is.
 """
@@ -59,9 +60,14 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.envi
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("command", type=Path, help="the command to link to")
-    command = Path(os.path.abspath(parser.parse_args(argv).command))
+    parser.add_argument("--only", action="store_true", help="print only the reason for no link")
+    args = parser.parse_args(argv)
+    command = Path(os.path.abspath(args.command))
     place = Path(environ.get("HOME") or Path.home()) / ".local" / "bin" / command.name
     reason = link(command, place)
+    if args.only:
+        print(reason or f"{place} is the command of this checkout")
+        return
     print("\n".join(next_lines(command, place, reason, environ.get("PATH", os.defpath))))
 
 

@@ -16,7 +16,7 @@ __all__ = ["UNKNOWN", "Fact", "Messages", "Question", "Told", "filler", "new_fac
 
 Messages = list[dict[str, str]]
 
-UNKNOWN = "I don't know. You have not told me that."
+UNKNOWN = "I don't know. You have not told me that."  # quoted
 """The model's answer to a question about a fact that was not told."""
 
 CHARS_PER_TOKEN = 3.0

@@ -393,7 +393,7 @@ def document(data: dict[str, Any]) -> str:
         ),
         (
             "On a card of 24 GB",
-            "Another process holds the rest. Of what a head drafts, 70 % is accepted by chance.",
+            "Another process holds the rest. 70 % of the tokens of a head are accepted by chance.",
             ["line", "flags", "context", "VRAM MiB", "RAM MiB", "start s", *CARD_SPEEDS],
             _rows(records, "small card", card_cells),
         ),

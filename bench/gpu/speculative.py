@@ -202,7 +202,7 @@ class Subject:
         self.failed = ""
 
     def prepare(self, together: threading.Barrier) -> None:
-        """Load it, and let it do once what will be measured; others load at the same time.
+        """Load it, and let it do once the work to be measured; others load at the same time.
 
         But who measures what drafts cost, when it is loaded and from then on, has the device to
         itself.

@@ -67,7 +67,7 @@ class Operator:
             )
         if what == "pin":
             ids = list(_ids(client.get(f"{url}/cache").json().get("prefixes", [])))
-            # Of what is pinned most is let go again: pins for ever would fill the budget.
+            # Most pins are released again: pins for ever would fill the budget.
             body = {
                 "id": self.random.choice(ids) if ids else "none",
                 "pinned": self.random.random() < 0.3,

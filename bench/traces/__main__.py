@@ -39,13 +39,13 @@ ROW_BYTES = 34_816
 """Bytes of a token's K and V in q8_0, of the 27B."""
 
 N_CELLS = 131_072
-"""Context of a card with 24 GB, within the 181,760 tokens that docs/24gb.md computes for q8_0."""
+"""Context of a card with 24 GB, within the 181,760 tokens that docs/contexts.md has for q8_0."""
 
 CARD = next(device for device in DEVICES if device.name.endswith("RTX 3090"))
 
 MACHINES = {"32": 13_465, "64": 29_337}
 """GB of RAM of a machine, and the MiB that pyctl chooses for its cache with a 27B
-(docs/decisions/006-defaults.md).
+(docs/internals/decisions/006-defaults.md).
 """
 
 Rows: TypeAlias = Callable[[Sequence[Served]], list[list[object]]]
@@ -172,7 +172,7 @@ def _title(sessions: Sequence[Session], options: argparse.Namespace) -> str:
 def _show(
     served: dict[str, list[Served]], title: str, n_refused: int, options: argparse.Namespace
 ) -> None:
-    """Print the tables, and keep them if the options say so."""
+    """Print the tables, and keep them if the options ask for it."""
     cards = {machine: _card(machine, options) for machine in served}
     notes = [
         f"{machine} GB of RAM: {card.ram_bytes // MIB:,} MiB for the cache, "

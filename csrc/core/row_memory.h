@@ -57,7 +57,7 @@ public:
     // As `save`, from rows that are held.
     void fetch(held_rows::handle rows, int64_t p0, int64_t p1, uint8_t * out, size_t size);
 
-    // How many of these cells no sequence has, and nothing else that is held; 0 of what was released.
+    // How many of these cells no sequence has, and nothing else that is held; 0 of the released rows.
     int64_t n_own(held_rows::handle rows, int64_t p0, int64_t p1) const;
 
     // Cells that held rows have and no sequence.

@@ -34,7 +34,7 @@ public:
     bool append(int64_t row, const cell_extra & ext);
 
 private:
-    // Rows [row, row + count). Of what has one line so far, `columns` is how many these are at least.
+    // Rows [row, row + count). Of those with one line so far, `columns` is how many these are at least.
     struct image {
         int64_t row, pos, columns, count;
 

@@ -224,8 +224,8 @@ bool window_rows::is_ring(llama_seq_id seq, int64_t n) const {
 
 // Drops the rows of `seq`, which is in a ring, from n on. The library would start its search for the next cell at the
 // lowest one that is free, which is another one where the dropped rows go round the end of the ring. So they leave their
-// cells to the rows that were there before, as in a cold run: nothing sees those. Row n - 1 takes its cell last, and the
-// library goes on after it.
+// cells to the rows that were there before, as in a cold run: nothing attends to those. Row n - 1 takes its cell last,
+// and the library goes on after it.
 void window_rows::return_to_ring(llama_seq_id seq, int64_t n) {
     const int64_t          end  = position(seq);
     const int64_t          size = cache.size();

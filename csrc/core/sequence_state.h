@@ -44,24 +44,24 @@ public:
 
     int64_t position(llama_seq_id seq) const { return llama_memory_seq_pos_max(cache.memory(), seq) + 1; }
 
-    // The first row that the token at n sees, at least the last one, where the sequence stands. Cells of rows
+    // The first row that the token at n attends to, at least the last one, where the sequence stands. Cells of rows
     // before it may be others' by now.
     int64_t first_seen(int64_t n) const;
 
-    // Of what the token at n sees.
+    // Of the rows that the token at n attends to.
     size_t size(int64_t n) const { return static_cast<size_t>(n - first_seen(n)) * row_bytes; }
 
     // Rows [p0, p1); std::invalid_argument if they are not there or have another size.
     void save(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out, size_t size);
 
-    // All that the token at n sees, from blocks without a header, of each the rows up to the last one of its span.
+    // All that the token at n attends to, from blocks without a header, of each the rows up to the last one of its span.
     // std::invalid_argument where these are not there.
     void load(llama_seq_id seq, int64_t n, const std::vector<row_span> & spans);
 
     void clear(llama_seq_id seq);
 
     // Drops the rows of `seq` from n on, which its last evaluation appended. Returns false, and changes nothing, where
-    // rows are missing that the token at n sees: an evaluation in parts may have taken their cells.
+    // rows are missing that the token at n attends to: an evaluation in parts may have taken their cells.
     bool cut(llama_seq_id seq, int64_t n);
 
     // To be called before anything is evaluated: a sequence whose company has left moves to where it would be without.

@@ -7,7 +7,7 @@
 //
 //   computing -> copies   `save_begin`, `load_begin`: a save reads earlier results, and a load does not
 //                         overwrite what an evaluation before it still reads.
-//   copies -> computing   `load_end`: an evaluation has what was loaded before it. It also may overwrite what was saved
+//   copies -> computing   `load_end`: an evaluation has the bytes loaded before it. It also may overwrite bytes saved
 //                         before it, so `row_memory::fence` calls it when saved rows are given up; rows that stay where
 //                         they are need no such wait.
 //   computing -> leaves   `save_staged` copies to a stage on the stream that computes. The next evaluation may overwrite the
@@ -71,7 +71,7 @@ struct plane {
 
 class transfer {
 public:
-    // `tensors` is what will be copied; what is like `staged` is copied at a time by `save_staged`. Host memory may lie
+    // `tensors` are to be copied; what is like `staged` is copied at a time by `save_staged`. Host memory may lie
     // in `pinned`, which no copy may cross from one registered range into the next. With a `lag`, copies that are not
     // asynchronous pretend to be, see copy_progress.h.
     transfer(llama_context * ctx, const std::vector<ggml_tensor *> & tensors, const std::vector<copy_region> & staged,

@@ -34,8 +34,8 @@ using token_list = std::vector<llama_token>;
 
 constexpr int32_t last_layer = -1;
 
-// The hidden rows of the tokens of the last evaluation of a model, which has to outlive this: what enters a layer, or where
-// that is negative, what leaves the last one.
+// The hidden rows of the tokens of the last evaluation of a model, which has to outlive this: the input of a layer, or where
+// that is negative, the output of the last one.
 class hidden_rows {
 public:
     hidden_rows(uintptr_t address, int32_t layer)

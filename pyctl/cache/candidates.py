@@ -18,7 +18,9 @@ from pyctl.cache.snapshot import PromptMatch, Segment, Snapshot, Source
 __all__ = ["SAME_SECONDS", "Candidate", "ResumeCandidates"]
 
 SAME_SECONDS = 0.05
-"""Of candidates whose times differ by less, the one that leaves fewer tokens to evaluate wins."""
+"""Seconds. Of candidates whose times differ by less, the one that leaves fewer tokens to evaluate
+wins.
+"""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ __all__ = ["Costs"]
 
 _TOKEN_SECONDS = 1e-3
 _LOAD_SECONDS = 1 / 8e9
-"""Of a byte. A guess that stays: copies to a GPU are only started, and their end is not measured.
+"""Seconds of a byte. A guess that stays: copies to a GPU are only started, and their end is not
+measured.
 """
 
 _READ_RATE = 1e9

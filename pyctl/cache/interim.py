@@ -24,7 +24,7 @@ __all__ = ["INTERIM_PART", "InterimSnapshots"]
 
 INTERIM_PART = 16
 """At most one interim snapshot for each such part of a prompt: a kill costs 6 % of its evaluation,
-and what was evaluated during the write.
+and tokens evaluated during the write.
 """
 
 

@@ -49,7 +49,7 @@ class Constraint:
 
     With ``triggers`` (regular expressions) it binds nothing until the reply matches one of them,
     and from there on; where the reply starts with what is ``hidden`` (an opening, empty if the
-    prompt has it, and a closing), only what comes after that counts.
+    prompt has it, and a closing), only the text after that counts.
     """
 
     grammar: str

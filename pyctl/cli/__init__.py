@@ -20,8 +20,8 @@ commands:
   service  print a systemd unit
   setup    build llama.cpp for this machine's NVIDIA card
   worker   lend this machine's devices to a server on another one (--rpc)
-  models   list the models that are here, and whether they fit this machine
-  cache    look through a cache directory: ls, verify, prune, pin, unpin, rm
+  models   list local models, and whether they fit this machine
+  cache    list and change a cache directory: ls, verify, prune, pin, unpin, rm
   verify   evaluate replies of a server again, and compare their bits
   doctor   name faults and slow settings of this machine, with fixes
   completion  let bash or zsh complete commands, flags, values and files
@@ -49,10 +49,10 @@ COMMANDS = ("serve", "chat", *OWN_FLAGS)
 INSTEAD = {
     "run": "; pyctl chat -m FILE talks to a model, pyctl serve -m FILE serves it",
     "pull": "; pyctl serve -hf USER/MODEL fetches a model and serves it",
-    "list": "; pyctl models lists the models that are here",
-    "ls": "; pyctl models lists the models that are here, pyctl cache ls the snapshots",
+    "list": "; pyctl models lists local models",
+    "ls": "; pyctl models lists local models, pyctl cache ls the snapshots",
     "ps": "; pyctl cache ls lists the snapshots, GET /api/ps of a server the loaded models",
-    "show": "; pyctl models lists the models that are here",
+    "show": "; pyctl models lists local models",
 }
 """Commands of ollama, and pyctl's instead."""
 

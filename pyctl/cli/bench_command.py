@@ -25,8 +25,16 @@ from pyctl.cli.command_parser import CommandParser
 from pyctl.cli.signals import ending_by_signal
 from pyctl.doctor.nvidia_smi import card_states, used_bytes
 from pyctl.errors import ConfigError, ModelError
+from pyctl.machine.probe import find_driver
 from pyctl.measure.bench_report import is_wrong, table_lines
-from pyctl.measure.bench_run import BenchOptions, BenchRun
+from pyctl.measure.bench_run import BenchOptions, BenchRun, Record
+from pyctl.measure.shared_block import (
+    block_lines,
+    commit_of,
+    model_facts,
+    public_flags,
+    shared_records,
+)
 from pyctl.model_files import builtin_model, split_names
 from pyctl.settings.setting import DISK, GENERAL, LOG, SERVER
 from pyctl.text import one_line
@@ -109,7 +117,34 @@ def run_bench(argv: Sequence[str]) -> int:
             print(json.dumps({**report, "flags": shared, "records": run.records}, indent=1))
         else:
             print("\n".join(table_lines(run.records, header)))
+        if options.share:
+            _print_block(flags, began, cards, run.records)
         return int(is_wrong(run.records))
+
+
+def _print_block(
+    flags: Sequence[str], began: str, cards: Sequence[str], records: Sequence[Record]
+) -> None:
+    """Print the block of --share below the table. Raises ConfigError if the model is gone."""
+    path = Path(flags[1])
+    driver = find_driver()
+    try:
+        model = model_facts(path.with_name(name) for name in split_names(path.name))
+    except OSError as error:
+        raise ConfigError(f"cannot read the model: {error}") from error
+    report = {
+        "pyctl": __version__,
+        "commit": commit_of(Path(__file__).parent),
+        "began": began[:10],
+        "cpu": _cpu_name(),
+        "cards": list(cards),
+        "driver": driver.release if driver is not None else "",
+        "model": model,
+        "flags": ["-m", *public_flags(flags[1:])],
+        "records": shared_records(records),
+    }
+    print("\npaste this into an issue; docs/cards.md has the address:\n")
+    print("\n".join(block_lines(report)))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -119,7 +154,7 @@ def _parser() -> argparse.ArgumentParser:
         "pyctl bench [-m FILE | -hf REPO] [--quick] [--llama-server PATH] [flags of pyctl serve]",
         "Measure first tokens, replies, exactness and memory on this machine. Flags of pyctl "
         "serve count, "
-        "but for addresses, keys, the log and the cache directory: the cache lies in a temporary "
+        "but for addresses, keys, the log and the cache directory: the cache is in a temporary "
         "directory.",
     )
     parser.add_argument(
@@ -141,7 +176,14 @@ def _parser() -> argparse.ArgumentParser:
         metavar="S",
         help="skip slower rows (default: 900, 120 with --quick)",
     )
-    parser.add_argument("--json", action="store_true", help="print every figure as JSON")
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="print every figure as JSON")
+    output.add_argument(
+        "--share",
+        action="store_true",
+        help="print a block for docs/cards.md as well: card, driver, hash of the model, flags, "
+        "figures",
+    )
     return parser
 
 
@@ -242,21 +284,25 @@ def _cache_mib(work: Path) -> int:
     return min(free, MAX_CACHE_MIB)
 
 
+def _cpu_name() -> str:
+    """Return the name of the CPU."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    return next(
+        (line.partition(": ")[2] for line in lines if line.startswith("model name")),
+        platform.processor(),
+    )
+
+
 def _header(flags: Sequence[str], cards: Sequence[str]) -> list[str]:
     """Return the model, the machine with its ``cards``, and the flags, in lines of 80 columns."""
     from pyctl.llama.library.extension import build_version
 
     path = Path(flags[1])
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    cpu = next(
-        (line.partition(": ")[2] for line in lines if line.startswith("model name")),
-        platform.processor(),
-    )
     size = sum(path.with_name(name).stat().st_size for name in split_names(path.name))
     model = f"{one_line(path.name)}, {size / MIB:,.0f} MiB"
     facts = [
         f"pyctl {__version__}, {build_version()}",
-        f"{cpu}, {len(os.sched_getaffinity(0))} cores",
+        f"{_cpu_name()}, {len(os.sched_getaffinity(0))} cores",
         *cards,
         model,
     ]

@@ -1,6 +1,6 @@
 """Defaults of the prefix cache that depend on the machine: its memory, and its directory on disk.
 
-docs/decisions/006-defaults.md has the reasons for the formulas.
+docs/internals/decisions/006-defaults.md has the reasons for the formulas.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def log_findings(settings: CommandSettings, root: Path = Path("/")) -> None:
         Facts(root, requested=_requested(settings)), [check for check in CHECKS if check.is_quick]
     )
     for finding in [each for each in report.findings if each.level != "unknown"][:N_LOGGED]:
-        log.warning("%s; what would help: %s", finding.text, finding.fix)
+        log.warning("%s; to fix it: %s", finding.text, finding.fix)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -24,7 +24,14 @@ from pyctl.cli.load_model import ModelLoad
 from pyctl.cli.model_loader import ModelLoader
 from pyctl.cli.model_paths import is_router
 from pyctl.cli.presets import SHARED_DISK, Preset, find_models
-from pyctl.cli.startup_banner import Addresses, cache_text, device_text, ready_text
+from pyctl.cli.startup_banner import (
+    Addresses,
+    cache_text,
+    device_text,
+    ready_text,
+    restored_text,
+    saved_text,
+)
 from pyctl.disk.remote_store import connect
 from pyctl.errors import ConfigError, EngineError
 from pyctl.llama.library.extension import build_line
@@ -167,10 +174,7 @@ def _time_saved(saved: Saved) -> str:
     """
     if not saved.requests:
         return ""
-    requests = "1 request" if saved.requests == 1 else f"{saved.requests:,} requests"
-    return (
-        f", {saved.tokens:,} tokens restored in {requests}: about {duration(saved.seconds)} saved"
-    )
+    return f", {restored_text(saved)}: about {duration(saved.seconds)} saved"
 
 
 TOOLS_SECONDS = 2.0
@@ -279,6 +283,7 @@ class Serving:
             cache=cache_text(
                 budget, disk.cache_dir, only.admin.stored() if only is not None else ()
             ),
+            saved=saved_text(self._shared.saved.so_far_today),
         )
         # Not as an argument: those stay in one line. Names in it are the user's own.
         log.info(text, extra={"strong": text.partition("\n")[0]})

@@ -11,9 +11,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyctl.cache.ports import Entry
+from pyctl.cache.saved_time import Saved
 from pyctl.engine.backend import EngineInfo
+from pyctl.text import duration
 
-__all__ = ["Addresses", "cache_text", "device_text", "lan_address", "ready_text"]
+__all__ = [
+    "Addresses",
+    "cache_text",
+    "device_text",
+    "lan_address",
+    "ready_text",
+    "restored_text",
+    "saved_text",
+]
 
 MIB = 2**20
 GIB = 2**30
@@ -94,9 +104,10 @@ def ready_text(
     info: EngineInfo | str,
     device: str,
     cache: str,
+    saved: str = "",
 ) -> str:
     """Return the block; its first line is "ready in ...". ``info`` is a text if there are several
-    models.
+    models, ``saved`` "" if nothing was saved today.
     """
     local = addresses.local
     network = addresses.network
@@ -120,6 +131,7 @@ def ready_text(
             models,
             f"device     {device}",
             f"cache      {cache}",
+            *([f"saved      {saved}"] if saved else ()),
         ]
     )
 
@@ -131,6 +143,19 @@ def device_text(gpus: Sequence[str], threads: tuple[int, int]) -> str:
     shown = ("1 thread" if n == 1 else f"{n} threads" for n in threads)
     by_use = " for prompts, ".join(shown) + " for replies" if any(threads) else ""
     return ", ".join(gpus) or ", ".join(filter(None, ("CPU", by_use)))
+
+
+def restored_text(saved: Saved) -> str:
+    """Return how many tokens the cache restored, in how many requests."""
+    requests = "1 request" if saved.requests == 1 else f"{saved.requests:,} requests"
+    return f"{saved.tokens:,} tokens restored in {requests}"
+
+
+def saved_text(today: Saved) -> str:
+    """Return the time that the cache saved ``today``, "" if it restored nothing."""
+    if not today.requests:
+        return ""
+    return f"about {duration(today.seconds)} today, {restored_text(today)}"
 
 
 def cache_text(budget: int, directory: str, entries: Sequence[Entry]) -> str:

@@ -40,7 +40,7 @@ NETWORK = (
 
 IN_MEMORY = ("tmpfs", "ramfs")
 
-HELP = "; what would help: "
+HELP = "; to fix it: "
 """The text between a warning of a memory plan and its fix."""
 
 

@@ -389,8 +389,8 @@ class Engine:
     def _is_recorded(
         self, request: Request, seq: LiveSequence, lookup: CacheLookup, plan: CachePlan
     ) -> bool:
-        """Return whether the reply is known to be exact, and may be recorded. ``seq`` has only what
-        was restored.
+        """Return whether the reply is known to be exact, and may be recorded. ``seq`` has only
+        restored rows.
         """
         if self.recorder is None or not self.recorder.accepts(request):
             return False

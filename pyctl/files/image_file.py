@@ -100,7 +100,7 @@ class ImageFile:
         except zlib.error:
             raise RequestError("the PNG image is broken") from None
         if n_bytes > maximum:
-            raise RequestError("the PNG image has more pixels than its header says")
+            raise RequestError("the PNG image has more pixels than its header has")
         if n_bytes < expected:
             raise RequestError("the PNG image is cut off")
 

@@ -172,11 +172,19 @@ class SavedDays:
         """Return ``today`` and ``total``, each with seconds, tokens and requests, as in GET
         /cache.
         """
-        day = self.today()
-        with self._lock:
-            shown = self._kept + self._leaving + self._pending
-        today = shown.days.get(day, Saved())
+        shown = self._sums()
+        today = shown.days.get(self.today(), Saved())
         return {"today": msgspec.to_builtins(today), "total": msgspec.to_builtins(shown.total)}
+
+    @property
+    def so_far_today(self) -> Saved:
+        """The sum of the local day, with that of other processes that use the directory."""
+        return self._sums().days.get(self.today(), Saved())
+
+    def _sums(self) -> _File:
+        """Return the sums of the file and of the requests that it lacks yet."""
+        with self._lock:
+            return self._kept + self._leaving + self._pending
 
     def close(self) -> None:
         """Write the rest now. Later requests still count."""

@@ -1,4 +1,6 @@
-"""The recipes of docs/deployment.md: two servers behind a real HAProxy and a real sglang-router."""
+"""The recipes of docs/several-servers.md: two servers behind a real HAProxy and a real
+sglang-router.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from tests.process.conftest import Server, free_port
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs/deployment.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/several-servers.md").read_text(encoding="utf-8")
 PROGRAMS = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"], "/usr/sbin"])
 KEY = "secret"
 ADMIN = {"authorization": f"Bearer {KEY}"}
@@ -50,7 +52,7 @@ it: its engine answers nothing then.
 
 
 def command_on_the_page(pattern: str) -> str:
-    """Return the only text of docs/deployment.md that matches."""
+    """Return the only text of docs/several-servers.md that matches."""
     (found,) = re.findall(pattern, PAGE)
     return str(found)
 
@@ -341,8 +343,8 @@ def test_when_a_server_is_killed_the_other_answers(begin: Begin, kind: type[Rout
 def test_what_passes_is_what_the_page_says(
     begin: Begin, pair: list[Server], kind: type[Router]
 ) -> None:
-    """Paths, fields and errors pass through each router as docs/deployment.md states, whose table
-    this keeps true.
+    """Paths, fields and errors pass through each router as docs/several-servers.md states,
+    whose table this keeps true.
     """
     router = begin(kind, pair)
     messages = conversation(f"apples and {kind.__name__}")

@@ -14,7 +14,7 @@ import pytest
 
 from bench.gpu.machine import describe
 from bench.head import HEAD, ROOT, age, head
-from tools.figures import CLAIMS, FIGURES, check, pages
+from tools.figures import AGES, CLAIMS, FIGURES, MAX_AGE, Figure, check, pages, too_old
 
 COMPLETE = {
     "commit": "written at abcdef01",
@@ -57,6 +57,24 @@ def test_a_source_without_its_whole_head_is_refused(
     assert head(plant(COMPLETE)) == COMPLETE
     with pytest.raises(ValueError, match=f"planted.md lacks its {missing}: write '- {missing}: "):
         head(plant(COMPLETE | change))
+
+
+def test_a_table_that_the_engine_left_behind_fails_the_check() -> None:
+    """A table may be shown until more than `MAX_AGE` commits changed the engine since one of its
+    sources; an unknown age is no fault.
+    """
+    shown = {"texts": FIGURES["texts"], "models": FIGURES["models"]}
+    assert too_old(shown, lambda commit: MAX_AGE) == []
+    assert too_old(shown, lambda commit: None) == []
+    (line,) = too_old(shown, lambda commit: MAX_AGE + 1)
+    assert line.startswith("texts: 201 engine commits since 1323d1c8, at most 200: measure it")
+
+
+def test_a_caption_has_the_age_of_its_source() -> None:
+    (caption, blank) = Figure(list, ("traces.md",)).caption()
+    assert blank == ""
+    assert caption.startswith("*None, simulated weights, AMD EPYC, commit 59f21c80")
+    assert AGES.sub("", caption).endswith("commit 59f21c80, 2026-11-29*")
 
 
 def test_scripts_write_the_whole_head() -> None:

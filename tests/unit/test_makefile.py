@@ -49,16 +49,14 @@ def test_the_demo_installs_what_it_imports() -> None:
     assert tops <= {re.split(r"[<>=]", each)[0] for each in required}
 
 
-def run_link(home: Path, path: str) -> list[str]:
-    """Return the lines of the link to a command of a checkout in ``home``, and whether it works
-    afterwards.
-    """
+def run_link(home: Path, path: str, *flags: str) -> list[str]:
+    """Return the lines that tools/link.py prints for the command of a checkout in ``home``."""
     command = home / "checkout" / ".venv" / "bin" / "pyctl"
     command.parent.mkdir(parents=True, exist_ok=True)
     command.write_text("#!/bin/sh\necho works\n")
     command.chmod(0o700)
     done = subprocess.run(
-        [sys.executable, str(ROOT / "tools" / "link.py"), ".venv/bin/pyctl"],
+        [sys.executable, str(ROOT / "tools" / "link.py"), *flags, ".venv/bin/pyctl"],
         cwd=home / "checkout",
         env={"HOME": str(home), "PATH": path},
         capture_output=True,
@@ -82,6 +80,19 @@ def test_the_demo_leaves_a_command_and_prints_the_next_ones(tmp_path: Path) -> N
             ["pyctl", "launch", "claude", "-m", "FILE"],
         ]
     assert subprocess.run([place], capture_output=True, check=True).stdout == b"works\n"
+
+
+def test_make_serve_links_the_command_and_starts_the_server_with_given_flags() -> None:
+    commands = commands_for("serve", "ARGS=-m /models/a.gguf").splitlines()
+    link = commands.index(".venv/bin/python tools/link.py --only .venv/bin/pyctl")
+    assert commands[link + 1] == "exec .venv/bin/pyctl serve -m /models/a.gguf"
+    assert not any("demo" in command for command in commands)
+
+
+def test_the_link_of_make_serve_is_one_line(tmp_path: Path) -> None:
+    place = tmp_path / ".local" / "bin" / "pyctl"
+    assert run_link(tmp_path, "/usr/bin", "--only") == [f"{place} is the command of this checkout"]
+    assert place.is_symlink()
 
 
 def test_a_link_that_is_not_on_the_path_is_told_so(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """The format of gpt-oss, in which a reply is several messages, each with a head that names its
 recipient::
 
-    <|channel|>analysis<|message|>The user wants...<|end|><|start|>assistant
+    <|channel|>analysis<|message|>The user asked...<|end|><|start|>assistant
     <|channel|>commentary to=functions.look_up <|constrain|>json<|message|>{"city": "Paris"}<|call|>
 
     <|channel|>final<|message|>It rains.<|return|>

@@ -1,7 +1,7 @@
 """Incremental scanning of tool calls as they stream, and coercion of their arguments to JSON.
 
 `CallScanner` is what the parsers of all formats share: text that is no call is content, byte for
-byte; from the head of a call on it is a call, always: what cannot belong to it ends it and is
+byte; from the head of a call on it is a call, always: text that cannot belong to it ends it and is
 content, and a reply that ends within leaves its arguments unfinished, so that no client takes them
 for whole. Blanks between calls and after the last belong to nothing.
 """

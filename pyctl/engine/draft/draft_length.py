@@ -3,8 +3,8 @@
 `expected_gain` is the formula, `step_costs` measures its costs, and `accepted_share` estimates its
 probabilities. The controller adds three rules. While the best gain of a draft model is below
 `MIN_GAIN`, the model pauses, and a short probe ends each pause. Texts never pause: their proposals
-are compared with the reply whether they were evaluated or not. A budget limits the time lost. While
-several replies are decoded, an account of measured steps limits what texts lose
+are compared with the reply whether they were evaluated or not. A budget limits the time lost, and
+beside other replies an account of measured steps limits the time that texts lose
 (`company_account`).
 
 A draft that continues one of another source has to gain as much beyond that draft.

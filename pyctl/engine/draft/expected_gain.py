@@ -1,4 +1,4 @@
-"""The gain that a draft promises: the formula by which draft lengths are compared.
+"""The expected gain of a draft: the formula by which draft lengths are compared.
 
 With p the share of right tokens, n drafts are expected to yield 1 + p + ... + p^n tokens. The gain
 is the speed with them as a multiple of the speed without:

@@ -87,8 +87,8 @@ class ModelDrafts:
 
 
 class Speculation:
-    """Drafts that start with what ``sources`` or the draft model propose, whichever promises more
-    by ``lengths``, and go on with what ``sources`` know to follow.
+    """Drafts that start with what ``sources`` or the draft model propose, whichever gains more
+    by ``lengths``, and continue with tokens that ``sources`` have after them.
 
     Without ``lengths`` a draft of ``sources`` comes before one of the model, and all have the
     largest allowed length. With ``width`` each is cut or padded to that many tokens, so that the
@@ -299,7 +299,7 @@ class Speculation:
         return min(max(n_left - self.width, 0), self.width)
 
     def _draft_with_model(self, model: ModelDrafts, found: list[tuple[int, ...]]) -> None:
-        """Draft with the model, in one evaluation, for all jobs for which no source promises more.
+        """Draft with the model, in one evaluation, for all jobs for which no source gains more.
 
         All get the largest wanted length, since one evaluation verifies drafts of equal length.
         Behind many sure tokens, which follow a rollback to a mark, a head would have to draft
@@ -316,7 +316,7 @@ class Speculation:
             if self._model_beats_source(own, n, job, found[i]):
                 leading.append((i, job, n))
         n = max((n for _, _, n in leading), default=0)
-        if not n:  # sources promise more everywhere, or the model pauses
+        if not n:  # sources gain more everywhere, or the model pauses
             return
         eligible = [(i, job) for i, job, _ in leading if job.maximum >= n]
         jobs = [job for _, job in eligible]
@@ -338,7 +338,7 @@ class Speculation:
     def _model_beats_source(
         self, own: Origin, n: int, job: DraftJob, found: tuple[int, ...]
     ) -> bool:
-        """Return whether ``n`` drafts of the model promise more than those that another source has
+        """Return whether ``n`` drafts of the model gain more than those that another source has
         ``found`` for ``job``.
         """
         if not found:

@@ -275,7 +275,7 @@ def _model_hint(path: Path) -> str:
         return f"; to serve all models below it: --models-dir {path}"
     if _REPOSITORY.fullmatch(str(path)) and path.suffix != ".gguf" and not path.parent.exists():
         return f"; did you mean -hf {path}?"
-    return "; pyctl models lists the models that are here, -hf USER/NAME fetches one"
+    return "; pyctl models lists local models, -hf USER/NAME fetches one"
 
 
 def _other_format(path: Path) -> str:
@@ -349,7 +349,7 @@ NUMBERS = (
     "vision.feed_forward_length",
     "vision.attention.head_count",
 )
-"""Of draft models that read rows of the target model, and of vision encoders."""
+"""Names of draft models that read rows of the target model, and of vision encoders."""
 
 _FORMS: dict[int, Any] = {4: ctypes.c_uint32, 5: ctypes.c_int32, 7: ctypes.c_bool}
 _STRING = 8

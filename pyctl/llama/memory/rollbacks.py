@@ -4,7 +4,7 @@ There are three ways back:
 
   cut      Rows alone are the sequence: llama.cpp drops those after any position. Of layers
            with a sliding window it keeps all rows that the first token of the last evaluation
-           sees, and thus what each later one sees.
+           attends to, and thus those of each later one.
   planes   A recurrent cell keeps the states after its last tokens of an evaluation
            (`llama_n_rs_seq` of them): llama.cpp returns to one of these.
   mark     `KVState.mark` copies the state before an evaluation: the sequence returns to its

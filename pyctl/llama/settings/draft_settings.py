@@ -43,7 +43,8 @@ of all.
 
 AUTOMATIC_LENGTH = 2
 """Most tokens of a draft if no flag names a source: a third token gains next to nothing for a
-single reply, and takes a recurrent state of each sequence (docs/decisions/006-defaults.md).
+single reply, and takes a recurrent state of each sequence
+(docs/internals/decisions/006-defaults.md).
 """
 
 _NOT_HERE = ("ngram-cache",)

@@ -161,7 +161,7 @@ class MemoryPlan:
             ),
             (f"state of {sequences}", [place.usage.states for place in self.places]),
             (
-                f"{self.n_state_history} earlier states of each, to go back to",
+                f"{self.n_state_history} rollback states of each",
                 [place.usage.state_history for place in self.places],
             ),
             ("draft model", [place.usage.drafts for place in self.places]),
@@ -194,11 +194,11 @@ class MemoryPlan:
                     flags = f"--spec-type none, {flags}"
                 if place.usage.vision:
                     flags = f"a smaller --image-max-tokens, --no-mmproj-offload, {flags}"
-                yield f"{place.name} has {_mib(missing)} MiB too little; what would help: {flags}"
+                yield f"{place.name} has {_mib(missing)} MiB too little; to fix it: {flags}"
         host = self.host
         if missing := host.shortage():
             yield (
-                f"the host has {_mib(missing)} MiB of memory too little; what would help: a "
+                f"the host has {_mib(missing)} MiB of memory too little; to fix it: a "
                 "smaller model or -c"
             )
         elif host.free is not None:
@@ -209,7 +209,7 @@ class MemoryPlan:
                 yield (
                     f"the prefix cache may grow to {_mib(cache_bytes)} MiB, {_mib(left)} MiB are "
                     "left; "
-                    f"what would help: --cache-ram {max(left // MIB // 2, 0)}"
+                    f"to fix it: --cache-ram {max(left // MIB // 2, 0)}"
                 )
 
 

@@ -29,8 +29,9 @@ from tests.unit.cli.given import PRESERVED, SERVE_FLAGS, WITHOUT_USE, chat, refu
 
 
 def test_defaults_are_those_of_llama_server() -> None:
-    """But for snapshots every 4,096 tokens instead of 8,192 (docs/decisions/001-batch-ends.md), and
-    for what depends on the machine: RAM, disk and drafts (docs/decisions/006-defaults.md).
+    """But for snapshots every 4,096 tokens instead of 8,192 (001-batch-ends.md in
+    docs/internals/decisions), and for RAM, disk and drafts, which depend on the machine
+    (006-defaults.md).
     """
     settings = parse_serve(["-m", "model.gguf"], {"XDG_CACHE_HOME": "/c"})
     assert settings.model == ModelSettings(path="model.gguf", n_seqs=4)

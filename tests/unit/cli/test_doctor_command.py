@@ -28,7 +28,7 @@ def test_serve_logs_the_two_worst_findings(
     )
     texts = [record.getMessage() for record in caplog.records]
     assert len(texts) == 2
-    assert texts[0].endswith("; what would help: sudo sysctl vm.overcommit_memory=0")
+    assert texts[0].endswith("; to fix it: sudo sysctl vm.overcommit_memory=0")
     assert texts[1].startswith("this container may use 4.0 GiB")
 
 

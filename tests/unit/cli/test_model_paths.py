@@ -96,9 +96,8 @@ def test_a_vision_encoder_that_nobody_asked_for_stops_nothing(
         ),
         (
             ("-m", "none.gguf"),
-            "cannot read the model none.gguf: No such file or directory; pyctl models lists the "
-            "models that are here, "
-            "-hf USER/NAME fetches one",
+            "cannot read the model none.gguf: No such file or directory; pyctl models lists "
+            "local models, -hf USER/NAME fetches one",
         ),
         (
             ("-m", "No-One/Model:Q4_K_M"),

@@ -70,7 +70,7 @@ PROBLEMS = (
             "memory plan",
             "9 MiB too little",
             "-np 1",
-            facts={"plan": lambda: [("CUDA0 has 9 MiB too little; what would help: -np 1")]},
+            facts={"plan": lambda: [("CUDA0 has 9 MiB too little; to fix it: -np 1")]},
         ),
         id="plan",
     ),

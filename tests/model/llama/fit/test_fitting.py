@@ -134,7 +134,7 @@ def test_what_the_user_has_placed_stays_with_a_warning(
     settings, plan = fitting(4_000, n_ctx=8192, **fields)
     assert settings == ModelSettings(path="m.gguf", n_ctx=8192, **fields)
     (warning,) = plan.warnings(8192 * MIB)
-    assert warning.startswith("CUDA0 has 1,160 MiB too little; what would help: a smaller -c")
+    assert warning.startswith("CUDA0 has 1,160 MiB too little; to fix it: a smaller -c")
 
 
 def test_a_context_that_the_host_cannot_hold_is_refused(

@@ -16,7 +16,7 @@ def test_warnings_about_the_host() -> None:
     assert list(plan.warnings(400 * MIB)) == []
     (large,) = plan.warnings(800 * MIB)
     assert large.startswith(
-        "the prefix cache may grow to 800 MiB, 500 MiB are left; what would help: --cache-ram 250"
+        "the prefix cache may grow to 800 MiB, 500 MiB are left; to fix it: --cache-ram 250"
     )
     assert "no limit" in next(plan.warnings(None))
     (short,) = replace(plan, places=(replace(place, free=1400 * MIB),)).warnings(0)
@@ -59,10 +59,10 @@ def test_the_table_adds_up_with_and_without_drafts(
         "total",
         "free now",
     ]
-    assert any(line.startswith("3 earlier states of each") for line in lines) == bool(
+    assert any(line.startswith("3 rollback states of each") for line in lines) == bool(
         n_state_history
     )
     short = replace(plan, places=(replace(places[0], free=usage.total - 1_000 * MIB), places[1]))
     helps = "--spec-type none, " if n_state_history else ""
     (warning,) = short.warnings(0)
-    assert warning.startswith(f"CUDA0 has 1,000 MiB too little; what would help: {helps}")
+    assert warning.startswith(f"CUDA0 has 1,000 MiB too little; to fix it: {helps}")
