@@ -217,6 +217,10 @@ class SizedBackend:
     def sampler(self, sampling: object, prompt: Tokens) -> SizedBackend:
         return self
 
+    @property
+    def is_constrained(self) -> bool:
+        return False
+
     def sample(self, index: int) -> int:
         return next(self.reply)
 

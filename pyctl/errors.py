@@ -151,8 +151,8 @@ class ThreadMismatchError(RequestError):
 
 
 class LostThreadError(RequestError):
-    """No conversation with the requested id is here, or no longer; Anthropic's SDK then starts a
-    new one with all of its messages.
+    """The conversation with the requested id is not here, or no longer; Anthropic's SDK then starts
+    a new one with all of its messages.
     """
 
     def __init__(self) -> None:

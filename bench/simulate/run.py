@@ -1,4 +1,4 @@
-"""One household from its first hour to its last."""
+"""The run of a household from its first hour to its last."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ FAST = Path("/dev/shm")
 def run_household(seed: int, hours: float, max_seconds: float = 0.0, until: int = 0) -> RunSummary:
     """Run one household for ``hours`` of its clients, and return the outcome.
 
-    It ends before that at the first error of a server, after ``max_seconds`` of this machine, and
-    at the step ``until``; 0 means no such limit.
+    It ends before that at the first error of a server, after ``max_seconds`` seconds of this
+    machine, and at the step ``until``; 0 means no such limit.
     """
     clock = time.monotonic
     began = clock()

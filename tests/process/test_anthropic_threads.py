@@ -221,7 +221,7 @@ def test_a_thread_falls_back_where_threads_are_refused(refusing: str) -> None:
 
 
 def test_a_thread_that_is_refused_raises_by_default(refusing: str) -> None:
-    """So a lost thread has another code than one that cannot be kept."""
+    """The SDK raises for a thread that cannot be kept, so a lost one has another code."""
     with Recorder(refusing).client() as refused, pytest.raises(anthropic.BadRequestError):
         thread_on(refused).send(user("Tell me more"))
 

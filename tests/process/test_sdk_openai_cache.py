@@ -66,6 +66,9 @@ def test_a_prediction_changes_no_token_with_exact(
 
 
 def test_a_stream_counts_the_prediction(start: Callable[..., Server]) -> None:
+    """The last chunk of a stream has the accepted and rejected tokens of the prediction; a reply
+    without one has no such counts.
+    """
     server = start("tiny-dense", "-c", "4096", "--spec-type", "none", "-np", "1")
     with client_of(server) as client:
         fields = {**CHAT, "max_tokens": 60}
@@ -126,6 +129,9 @@ def test_a_prewarm_as_a_stream_and_of_a_chat(client: openai.OpenAI) -> None:
 
 
 def test_a_response_says_why_it_missed(client: openai.OpenAI) -> None:
+    """Diagnostics name the result of the comparison with an earlier response: a hit, a miss with
+    its reason and tokens, or no such response.
+    """
     fields: dict[str, Any] = {"model": "tiny", "max_output_tokens": 4}
     system = "You know the town and its people. " * 100
     first = client.responses.create(input=TEXT, instructions=system, **fields)
@@ -148,6 +154,7 @@ def test_a_response_says_why_it_missed(client: openai.OpenAI) -> None:
 
 
 def test_breakpoints_and_keys_are_taken(client: openai.OpenAI) -> None:
+    """A request with breakpoints, a key and options is served, and the reply repeats the key."""
     mark: dict[str, Any] = {"mode": "explicit", "ttl": "12h"}
     part: dict[str, Any] = {"type": "text", "text": TEXT, "prompt_cache_breakpoint": mark}
     system: dict[str, Any] = {"role": "system", "content": [part]}

@@ -71,7 +71,7 @@ class SequenceStates(Protocol):
 
     @property
     def can_cut_drafts(self) -> bool:
-        """Whether the last tokens of an evaluation can be dropped without a state to go back to."""
+        """True if the last tokens of an evaluation can be dropped without a state to go back to."""
 
     def n_bytes(self, seq: int, ends: Sequence[int] = ()) -> int:
         """Return the bytes that `SequenceMemory.state_size` counts."""

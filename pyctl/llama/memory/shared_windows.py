@@ -44,7 +44,7 @@ class WindowForm:
 
     @property
     def has_recurrent(self) -> bool:
-        """Whether the head has the state of a recurrent cell."""
+        """True if the head has the state of a recurrent cell."""
         return self.head > BLOCK_HEADER
 
     @property

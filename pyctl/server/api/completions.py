@@ -24,7 +24,7 @@ from pyctl.requests.prepared_reply import PreparedReply
 from pyctl.requests.request_pool import Fetched
 from pyctl.requests.service import Service
 from pyctl.server.api.anthropic_thread import owner_of
-from pyctl.server.api.openai_cache import PromptCaching, PromptComparison
+from pyctl.server.api.openai_cache import PromptCaching, ComparedReply
 from pyctl.server.app_state import HttpService
 from pyctl.server.http import JsonResponse, encode, frame
 from pyctl.server.models import Models
@@ -160,7 +160,7 @@ class _Answer:
         self.usages: list[dict[str, Any]] = []
         self.prompts: list[Prompt] = []
         self.caching = PromptCaching()
-        self.comparison: PromptComparison | None = None
+        self.comparison: ComparedReply | None = None
 
     def cache_members(self, done: Done) -> dict[str, Any]:
         """Return the members about the prompt cache that the request asked for, now that its reply
@@ -433,7 +433,7 @@ async def chat_completions(service: HttpService, request: Request) -> ReplyRespo
         answer.caching = PromptCaching.from_json(values, values.get("messages"))
         body = ChatBody.from_json(answer.caching.with_chat_fields(values))
         prepared = prepare(service, body, fetched)
-        answer.comparison = PromptComparison.of_request(
+        answer.comparison = ComparedReply.from_request(
             service.shared.request_records,
             owner,
             service.model,

@@ -21,7 +21,7 @@ from pyctl.requests.body_reader import Body, at_most, json_object
 from pyctl.requests.cache_diagnosis import MissReason, RequestRecord, RequestRecords, diagnose
 from pyctl.settings.limit import limit
 
-__all__ = ["CACHE_FIELDS", "PromptCaching", "PromptComparison"]
+__all__ = ["CACHE_FIELDS", "PromptCaching", "ComparedReply"]
 
 CACHE_FIELDS = frozenset({"prompt_cache_options", "prompt_cache_key", "prompt_cache_retention"})
 """The fields of a request's body that `PromptCaching` reads."""
@@ -137,7 +137,7 @@ class PromptCaching:
 
 
 @dataclass(frozen=True)
-class PromptComparison:
+class ComparedReply:
     """A request that later ones can compare with, and that may compare with an earlier one.
 
     Attributes:
@@ -151,7 +151,7 @@ class PromptComparison:
     comparison_id: str = ""
 
     @classmethod
-    def of_request(
+    def from_request(
         cls,
         records: RequestRecords,
         owner: bytes,
@@ -159,7 +159,7 @@ class PromptComparison:
         body: ConversationBody,
         prompt: Prompt,
         comparison_id: str,
-    ) -> PromptComparison:
+    ) -> ComparedReply:
         """Return the comparison of the request ``body`` of ``owner``, rendered to ``prompt``, with
         the reply ``comparison_id``.
         """

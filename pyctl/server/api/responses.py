@@ -41,7 +41,7 @@ from pyctl.requests.prepared_reply import PreparedReply
 from pyctl.requests.request_pool import Fetched
 from pyctl.server.api.anthropic_thread import owner_of
 from pyctl.server.api.custom_tool import unwrap_input
-from pyctl.server.api.openai_cache import PromptComparison
+from pyctl.server.api.openai_cache import ComparedReply
 from pyctl.server.api.responses_request import ResponseRequest, ResponsesBody, seal
 from pyctl.server.api.token_counts import n_input_tokens
 from pyctl.server.app_state import HttpService
@@ -64,8 +64,9 @@ class ResponseReply(EventReply):
         service: HttpService,
         prepared: PreparedReply,
         asked: ResponseRequest,
-        comparison: PromptComparison,
+        comparison: ComparedReply,
     ) -> None:
+        """Prepare the reply to ``asked``; ``comparison`` explains its misses of the cache."""
         super().__init__(service, prepared)
         self._asked = asked
         self._comparison = comparison
@@ -382,7 +383,7 @@ def _reply(
     asked = ResponseRequest.from_json(values)
     body = ChatBody.from_json(asked.chat)
     (prepared,) = prepare(service, body, fetched)
-    comparison = PromptComparison.of_request(
+    comparison = ComparedReply.from_request(
         service.shared.request_records,
         owner,
         service.model,

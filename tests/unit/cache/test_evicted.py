@@ -13,7 +13,7 @@ TOKENS: Tokens = np.arange(1000, dtype=np.int32)
 
 
 def test_tokens_of_an_evicted_prefix_count_when_they_are_evaluated_again() -> None:
-    """Those after the restored ones, up to the deepest evicted prefix."""
+    """Tokens count from the restored ones up to the deepest evicted prefix."""
     evicted = EvictedPrefixes()
     for n in (100, 300):
         evicted.add(PromptMatch(TOKENS[:400]).prefix(n))

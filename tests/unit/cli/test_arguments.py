@@ -44,6 +44,7 @@ def test_defaults_are_those_of_llama_server() -> None:
         16384,
         512,
         10240,
+        5.0,
         "auto:30,spill",
         32_768,
         is_default=True,

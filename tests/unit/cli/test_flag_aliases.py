@@ -118,6 +118,7 @@ def test_every_other_flag_of_pyctl_is_its_own() -> None:
         *(
             "--kv-cache-min-tokens",
             "--kv-cache-cold-max",
+            "--kv-cache-interim",
             "--disk-prefix-cache",
             "--kv-cache-daily-writes",
         ),

@@ -1,4 +1,4 @@
-"""What commands import: each module costs every start."""
+"""The imports of commands: each module costs every start."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ def test_two_sequences_keep_their_windows(opened: Opened, name: str, seed: int) 
 @pytest.mark.parametrize("n", [90, RING - 40])
 @pytest.mark.parametrize("name", ["tiny-gemma3", "tiny-gpt-oss"])
 def test_with_exact_no_draft_changes_a_bit(opened: Opened, name: str, n: int) -> None:
-    """In batches of one width a reply that goes round the ring has the same tokens and
+    """A reply that goes round the ring in batches of one width has the same tokens and
     probabilities with right, wrong and missing drafts.
     """
     backend = opened(name)

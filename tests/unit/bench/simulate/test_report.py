@@ -28,6 +28,9 @@ def test_a_run_shows_its_seed_counts_and_the_first_error(
 def test_households_are_summed_and_each_can_be_repeated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Hours and counts of several households add up, each has the command that repeats it, and an
+    error names its seed.
+    """
     runs = []
     for seed in (4, 5):
         (tmp_path / str(seed)).mkdir()

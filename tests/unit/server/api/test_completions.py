@@ -75,6 +75,9 @@ def test_several_prompts_with_several_replies_each() -> None:
 def test_usage_counts_all_replies_and_each_prompt_once(
     path: str, fields: dict[str, Any], n_prompt: int | None, n_choices: int
 ) -> None:
+    """The usage adds up the tokens of all replies, and those of a prompt once, however many replies
+    it has; a stream ends with the same usage.
+    """
     bench = Bench(play("x", "y", cached=2))
     usage = bench.post(path, fields).json()["usage"]
     n_prompt = len(bench.worker.requests[0].prompt) if n_prompt is None else n_prompt

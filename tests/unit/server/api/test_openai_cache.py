@@ -10,7 +10,7 @@ from pyctl.errors import RequestError
 from pyctl.prompt import Prompt
 from pyctl.requests.body import ConversationBody
 from pyctl.requests.cache_diagnosis import RequestRecords
-from pyctl.server.api.openai_cache import MAX_KEY, PromptCaching, PromptComparison
+from pyctl.server.api.openai_cache import MAX_KEY, PromptCaching, ComparedReply
 from pyctl.server.api.responses_request import ResponseRequest
 
 ME = b"me"
@@ -133,7 +133,7 @@ def compare(
     """Return the diagnosis of a prompt of 1,000 tokens against the reply "first"."""
     body = ConversationBody.from_json({"messages": [{"role": "user", "content": later}], **fields})
     prompt = Prompt.from_ids(range(1000), [990])
-    comparison = PromptComparison.of_request(records, owner, "m", body, prompt, "first")
+    comparison = ComparedReply.from_request(records, owner, "m", body, prompt, "first")
     members = comparison.diagnostics(n_cached)
     comparison.remember("later")
     return members["prompt_cache_diagnostics"]
@@ -145,7 +145,7 @@ def records() -> RequestRecords:
     records = RequestRecords()
     body = ConversationBody.from_json({"messages": [{"role": "user", "content": "hi"}]})
     prompt = Prompt.from_ids(range(1000), [990])
-    PromptComparison.of_request(records, ME, "m", body, prompt, "").remember("first")
+    ComparedReply.from_request(records, ME, "m", body, prompt, "").remember("first")
     return records
 
 
