@@ -261,16 +261,27 @@ class DeviceTier:
 
         Returns False if the cells cannot be freed without dropping rows of locked snapshots that
         only the device has. A cell that two segments hold is free only when both are released, so
-        another pass follows as long as a pass has freed some.
+        another pass follows as long as a pass has freed some. Where two segments hold each cell
+        that is left, no single one frees any: then the one of least worth is evicted first.
         """
         while (n_before := self.n_cells) > maximum:
             for segment in self._cache.held.eviction_order(self._n_freed):
                 self._evict(segment)
                 if self.n_cells <= maximum:
                     return True
-            if self.n_cells == n_before:
+            if self.n_cells == n_before and not self._evict_shared():
                 return False
         return True
+
+    def _evict_shared(self) -> bool:
+        """Evict the segment of least worth, although others hold its cells; return whether there is
+        one that may be evicted.
+        """
+        for segment in self._cache.held.eviction_order(lambda _: 1):
+            self._evict(segment)
+            if segment.held is None:
+                return True
+        return False
 
     def release_copies(self, maximum: int, staying: Collection[Segment]) -> bool:
         """Reduce these rows to ``maximum`` cells by those that RAM also has, but none of the

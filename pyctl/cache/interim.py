@@ -45,7 +45,9 @@ class InterimSnapshots:
         start: int,
         clock: Callable[[], float],
     ) -> None:
-        """Start to measure, at token ``start``, the part that is not on disk; ``clock`` gives seconds."""
+        """Start at token ``start`` to measure the part that is not on disk; ``clock`` gives
+        seconds.
+        """
         self._cache = cache
         self._write_back = write_back
         self._disk = disk

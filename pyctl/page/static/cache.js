@@ -3,6 +3,7 @@
 import { $, ago, count, el, icon, keyed, plain, put, rate, short, size, sure, svg, tell, time, tokens } from "./dom.js";
 import * as api from "./api.js";
 import { TreeMap } from "./map.js";
+import { drawTimeline } from "./timeline.js";
 
 const LIT_MS = 4000;
 let fading = 0;
@@ -367,35 +368,8 @@ function draw() {
   keyed(view.tree, rowsOf(roots), ({ item }) => item.id, row, update);
   if (held?.isConnected && held !== document.activeElement) held.focus({ preventScroll: true }); // it was moved
   if (view.tree.firstChild && !view.tree.querySelector('[tabindex="0"]')) view.tree.firstChild.tabIndex = 0;
-  drawTimeline(latest.replies.filter((reply) => reply.kind));
+  drawTimeline(view.timeline, latest.replies.filter((reply) => reply.kind));
   chart(latest.replies.filter((reply) => reply.predicted_n > 1));
-}
-
-const TIMELINE = 24;
-
-// The latest requests: their kinds, and which part of each prompt was restored. Bars share one scale.
-function drawTimeline(replies) {
-  const shown = replies.slice(-TIMELINE).reverse();
-  const longest = Math.max(1, ...shown.map((reply) => reply.cache_n + reply.prompt_n));
-  put(view.timeline, shown.map((reply) => request(reply, longest)));
-}
-
-function request({ kind, source, cache_n: restored, prompt_n: evaluated, why }, longest) {
-  const part = (n, tier) => n ? el("i", { class: tier, vars: { "--w": Math.max((100 * n) / longest, 0.8) } }) : null;
-  const label = `${kind}: ${tokens(restored)} restored, ${count(evaluated)} evaluated`;
-  return el("li", { class: "request " + kind.replace(" ", "-") },
-    el("span", { class: "kind" }, kind),
-    el("span", { class: "bar", role: "img", "aria-label": label, title: label },
-      part(restored, source), part(evaluated, "evaluated")),
-    el("span", { class: "dim" }, `${short(evaluated)} new`),
-    why ? el("p", { class: "why" }, reason(why)) : null);
-}
-
-// Why tokens were evaluated again, and how to avoid it.
-function reason({ difference, changed, lost, remedy }) {
-  const parts = [changed ? `Change in ${difference}: ${tokens(changed)} evaluated again` : null,
-    lost ? `${tokens(lost)} had no snapshot any more` : null];
-  return `${parts.filter(Boolean).join(", ")}. To avoid it, ${remedy}.`;
 }
 
 // Two lines over the last hour at most: how fast prompts were evaluated and replies were generated.

@@ -24,7 +24,7 @@ from pyctl.requests.prepared_reply import PreparedReply
 from pyctl.requests.request_pool import Fetched
 from pyctl.requests.service import Service
 from pyctl.server.api.anthropic_thread import owner_of
-from pyctl.server.api.openai_cache import PromptCaching, ComparedReply
+from pyctl.server.api.openai_cache import ComparedReply, PromptCaching
 from pyctl.server.app_state import HttpService
 from pyctl.server.http import JsonResponse, encode, frame
 from pyctl.server.models import Models

@@ -21,7 +21,7 @@ from pyctl.requests.body_reader import Body, at_most, json_object
 from pyctl.requests.cache_diagnosis import MissReason, RequestRecord, RequestRecords, diagnose
 from pyctl.settings.limit import limit
 
-__all__ = ["CACHE_FIELDS", "PromptCaching", "ComparedReply"]
+__all__ = ["CACHE_FIELDS", "ComparedReply", "PromptCaching"]
 
 CACHE_FIELDS = frozenset({"prompt_cache_options", "prompt_cache_key", "prompt_cache_retention"})
 """The fields of a request's body that `PromptCaching` reads."""

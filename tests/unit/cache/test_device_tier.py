@@ -10,7 +10,7 @@ from pyctl.cache.cache_stats import RequestStats
 from pyctl.cache.device_limits import DeviceLimits
 from pyctl.cache.device_tier import DeviceTier
 from pyctl.cache.sequence import LiveSequence
-from pyctl.cache.snapshot import Snapshot
+from pyctl.cache.snapshot import NOTHING, PromptMatch, Segment, Snapshot
 from pyctl.errors import StateError
 from tests.unit.cache.checks import check_invariants
 from tests.unit.cache.steps import CAPACITY, Steps, prompt_of
@@ -73,6 +73,27 @@ def test_shrinking_moves_rows_to_ram_until_there_are_few_enough() -> None:
     (moved,) = [each for each in made if each.segment.held is None]
     assert moved.segment.rows.size > 0
     assert steps.ram.snapshots() == made, "no snapshot is lost"
+    check_invariants(steps.ram)
+
+
+def test_cells_that_two_segments_hold_are_freed_by_evicting_both() -> None:
+    """The device can shrink where two segments hold each cell, so that none of them frees a cell
+    alone.
+    """
+    steps, made = holding(1)
+    first = made[0].segment
+    tokens = prompt_of(2, 300).tokens
+    steps.memory.restore(0, 0, made[0].spans(0, 300), made[0].state)
+    second = Segment(0, tokens, NOTHING, None, made[0].batch_ends)
+    second.held = steps.memory.cells.hold_rows(0, 0, 300)
+    steps.memory.clear(0)
+    assert steps.ram.add(Snapshot(PromptMatch(tokens).prefix(300), second, made[0].state))
+    device = steps.cache.device
+    assert device.n_cells == 300
+    for segment in (first, second):
+        assert steps.memory.cells.n_exclusive_cells(segment.held, 0, 300) == 0
+    assert device.shrink(0)
+    assert device.n_cells == 0
     check_invariants(steps.ram)
 
 

@@ -49,7 +49,7 @@ def test_a_whole_reply() -> None:
         "completion_tokens": 3,
         "prompt_tokens": N_PROMPT,
         "total_tokens": N_PROMPT + 3,
-        "prompt_tokens_details": {"cached_tokens": 16},
+        "prompt_tokens_details": {"cached_tokens": 16, "cache_write_tokens": 0},
         "completion_tokens_details": {"reasoning_tokens": 0},
     }
     assert body["timings"] == TIMINGS

@@ -10,7 +10,7 @@ from pyctl.errors import RequestError
 from pyctl.prompt import Prompt
 from pyctl.requests.body import ConversationBody
 from pyctl.requests.cache_diagnosis import RequestRecords
-from pyctl.server.api.openai_cache import MAX_KEY, PromptCaching, ComparedReply
+from pyctl.server.api.openai_cache import MAX_KEY, ComparedReply, PromptCaching
 from pyctl.server.api.responses_request import ResponseRequest
 
 ME = b"me"
