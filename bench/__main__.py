@@ -21,6 +21,8 @@ SCRIPTS = (
     "families",
     "kv",
     "held",
+    "kill",
+    "loops",
     "agent_edits",
     "controller",
     "draft_length",

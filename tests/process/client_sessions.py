@@ -135,7 +135,7 @@ def claude_code() -> Session:
             "thinking": {"type": "adaptive"},
             "output_config": {"effort": "high"},
             "messages": marked,
-            "context_management": {"edits": [{"type": "clear_thinking", "keep": "all"}]},
+            "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
             "system": [*system, {"type": "text", "text": text(n_system), **ephemeral}],
             "tools": [
                 {

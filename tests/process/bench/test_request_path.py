@@ -12,8 +12,8 @@ import subprocess
 
 from pyctl.processes.module_command import module_command
 
-STAYS = 113
-MODULES = 35
+STAYS = 147
+MODULES = 43
 """Before the engine has the request."""
 
 
