@@ -242,7 +242,10 @@ class StoreWriter:
                 if twin is not None:  # the use of the less exact one counts on
                     fresh[state_path] = replace(state, hits=twin.hits, pinned=twin.pinned)
                 arriving = {record.key for record in fresh.values()}
-                if not all(key in arriving or self._is_stored(graph, key) for key in chain):
+                # ``chain`` begins at the deepest file that was there when the write began; the
+                # files under that one may have been removed by hand since, without the index.
+                needed = [*graph.chain(chain[0]), *chain]
+                if not all(key in arriving or self._is_stored(graph, key) for key in needed):
                     return None
                 n_bytes = sum(record.n_bytes for record in fresh.values())
                 written_today = Index.written_today(transaction.connection, self.directory.clock())

@@ -245,6 +245,21 @@ def test_segments_that_others_remove_meanwhile_are_written_again(open_store: Ope
     check_directory(store)
 
 
+def test_a_file_below_the_deepest_one_that_is_removed_by_hand_is_written_again(
+    open_store: Opener,
+) -> None:
+    store = open_store()
+    first, second, third = conversation(1)
+    store.write(second)
+    writing = store.writer.write(third)
+    assert next(writing) is third.segment
+    (path,) = store.home.glob("0-20-*.rows")
+    path.unlink()
+    assert list(writing) == [first.segment, second.segment, third.segment]
+    check_read(store, third)
+    check_directory(store)
+
+
 def test_segments_that_are_removed_each_time_end_the_write(open_store: Opener) -> None:
     store = open_store()
     first, second, _ = conversation(1)
