@@ -75,6 +75,21 @@ def go_on(backend: LlamaBackend, n: int) -> list[NDArray[np.float32]]:
     return found
 
 
+def check_continues_as_restored(backend: LlamaBackend, n: int) -> None:
+    """Assert that sequence 0, of ``n`` tokens, has the same next logits as after a restore of its
+    rows and state into empty cells.
+    """
+    memory = backend.memory
+    rows = memory.save_rows(0, 0, n)
+    state = memory.save_state(0, n)
+    memory.synchronize()
+    found = go_on(backend, n)
+    memory.clear(0)
+    memory.restore(0, 0, [(rows, 0, n)], state)
+    expected = go_on(backend, n)
+    assert all(np.array_equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
 @pytest.mark.parametrize("n_right", [0, 3, N_DRAFTS - 1])
 @pytest.mark.parametrize("n", [30, RING - N_DRAFTS + 2, RING - 2, 3 * RING - 9, 3 * RING + 50])
 @each_family
@@ -90,14 +105,7 @@ def test_after_wrong_drafts_it_goes_on_like_a_restored_sequence(
     backend.decode([SequenceTokens(0, tokens(2, 1 + N_DRAFTS), n)])
     n_kept = n + 1 + n_right
     assert memory.rollback(0, n_kept) == n_kept
-    rows = memory.save_rows(0, 0, n_kept)
-    state = memory.save_state(0, n_kept)
-    memory.synchronize()
-    found = go_on(backend, n_kept)
-    memory.clear(0)
-    memory.restore(0, 0, [(rows, 0, n_kept)], state)
-    expected = go_on(backend, n_kept)
-    assert all(np.array_equal(one, other) for one, other in zip(found, expected, strict=True))
+    check_continues_as_restored(backend, n_kept)
 
 
 @each_family
@@ -115,14 +123,7 @@ def test_rollbacks_follow_each_other_all_round_the_ring(opened: Opened, name: st
         backend.decode([SequenceTokens(0, tokens(n, 1 + n_drafts), n)])
         n += 1 + int(rng.integers(0, n_drafts + 1))
         assert memory.rollback(0, n) == n
-    rows = memory.save_rows(0, 0, n)
-    state = memory.save_state(0, n)
-    memory.synchronize()
-    found = go_on(backend, n)
-    memory.clear(0)
-    memory.restore(0, 0, [(rows, 0, n)], state)
-    expected = go_on(backend, n)
-    assert all(np.array_equal(one, other) for one, other in zip(found, expected, strict=True))
+    check_continues_as_restored(backend, n)
 
 
 @each_family
