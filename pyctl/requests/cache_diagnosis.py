@@ -5,8 +5,6 @@ its client names by the id of the reply.
 from __future__ import annotations
 
 import hashlib
-import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -15,6 +13,7 @@ import msgspec
 
 from pyctl.prompt import Prompt
 from pyctl.requests.body import ConversationBody
+from pyctl.requests.reply_history import ReplyHistory
 from pyctl.settings.limit import limit
 
 __all__ = ["CacheMiss", "MissReason", "RequestRecord", "RequestRecords", "diagnose"]
@@ -121,44 +120,11 @@ class RequestRecord:
         return None
 
 
-class RequestRecords:
-    """The records of the latest requests, by the id of their reply; at most ``max_records`` and
-    ``max_bytes``. Thread-safe.
-    """
+class RequestRecords(ReplyHistory[RequestRecord]):
+    """The records of the latest requests, by the id of their reply."""
 
-    def __init__(self, max_records: int = MAX_RECORDS, max_bytes: int = MAX_RECORD_BYTES) -> None:
-        self._max_records = max_records
-        self._max_bytes = max_bytes
-        self._lock = threading.Lock()  # guards what follows
-        self._records: OrderedDict[str, RequestRecord] = OrderedDict()
-        self._n_bytes = 0
-
-    def __len__(self) -> int:
-        return len(self._records)
-
-    @property
-    def n_bytes(self) -> int:
-        """The approximate bytes of all records."""
-        return self._n_bytes
-
-    def add(self, reply_id: str, record: RequestRecord) -> None:
-        """Remember the request that ``reply_id`` answers."""
-        with self._lock:
-            self._records[reply_id] = record
-            self._n_bytes += record.n_bytes
-            while self._records and self._is_full:
-                _, oldest = self._records.popitem(last=False)
-                self._n_bytes -= oldest.n_bytes
-
-    def find(self, reply_id: str, owner: bytes) -> RequestRecord | None:
-        """Return the request of ``owner`` that ``reply_id`` answers; None if it is not known."""
-        with self._lock:
-            record = self._records.get(reply_id)
-        return record if record is not None and record.owner == owner else None
-
-    @property
-    def _is_full(self) -> bool:
-        return len(self._records) > self._max_records or self._n_bytes > self._max_bytes
+    def __init__(self, max_entries: int = MAX_RECORDS, max_bytes: int = MAX_RECORD_BYTES) -> None:
+        super().__init__(max_entries, max_bytes)
 
 
 def diagnose(

@@ -74,7 +74,7 @@ def test_a_record_is_found_by_its_owner_only() -> None:
 
 
 def test_records_are_bounded_in_number() -> None:
-    records = RequestRecords(max_records=2)
+    records = RequestRecords(max_entries=2)
     for number in range(5):
         records.add(f"m{number}", record())
     assert len(records) == 2
