@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 
-from pyctl.cache.retention import MAX_SECONDS, Retention
+from pyctl.cache.retention import MAX_SECONDS, NO_RETENTION, Retention
 from pyctl.errors import RequestError
 from pyctl.requests.body_reader import (
     Body,
@@ -38,7 +38,6 @@ __all__ = [
     "GenerationBody",
     "InfillBody",
     "ReasoningOptions",
-    "RetentionBody",
     "StopConditions",
     "StructuredOutput",
 ]
@@ -205,16 +204,17 @@ class ReasoningOptions(Body, frozen=True):
     ] = None
 
 
-class RetentionBody(Body, frozen=True):
-    """The field ``cache_retention``: see `Retention`."""
+class _RetentionBody(Body, frozen=True):
+    """The members of the field ``cache_retention``: see `Retention`."""
 
     prompt_seconds: Annotated[int, Integer(0, MAX_SECONDS)] = 0
     head_seconds: Annotated[int, Integer(0, MAX_SECONDS)] = 0
     evict_on_complete: bool = False
 
-    def build(self) -> Retention:
-        """Return the announcement for the cache."""
-        return Retention(self.prompt_seconds, self.head_seconds, self.evict_on_complete)
+
+def _retention(value: Any, name: str) -> Retention:
+    body = _RetentionBody.from_json(json_object(value, name))
+    return Retention(body.prompt_seconds, body.head_seconds, body.evict_on_complete)
 
 
 class GenerationBody(Body, frozen=True):
@@ -233,7 +233,7 @@ class GenerationBody(Body, frozen=True):
     seq: Annotated[int, _seq, Names("id_slot")] = -1
     cache_prompt: bool | None = None
     prefix_cache: Any = None
-    retention: Annotated[RetentionBody, Names("cache_retention")] = RetentionBody()
+    retention: Annotated[Retention, _retention, Names("cache_retention")] = NO_RETENTION
     structured: Annotated[StructuredOutput, Flattened(StructuredOutput.from_json)] = (
         StructuredOutput()
     )
