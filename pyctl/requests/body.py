@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import Annotated, Any, ClassVar, TypeAlias
 
 import msgspec
 
@@ -15,11 +15,12 @@ from pyctl.requests.body_reader import (
     Flattened,
     Integer,
     Names,
+    SameAs,
+    Unsupported,
     at_most,
     boolean,
     json_object,
     out_of_range,
-    reject_unsupported,
     string,
     strings,
 )
@@ -42,10 +43,8 @@ __all__ = [
     "StructuredOutput",
 ]
 
-B = TypeVar("B", bound=Body)
-
 ONE_REPLY = dict.fromkeys(("n", "n_cmpl"), ("this API has one reply to a request", 1))
-"""The entries for `refuse`."""
+"""The entries of `Body.unsupported` for an API that has one reply to a request."""
 
 MAX_CHOICES = limit(128, "`n`, choices of a request", "400", "request")
 """Replies to one prompt (``n``), as many as OpenAI allows. llama-server needs a slot for each; here
@@ -112,8 +111,9 @@ def _seq(value: Any, name: str) -> int:
 
 _BINDING = "use 'response_format', 'json_schema' or 'grammar'"
 
-_NOT_DONE: dict[str, tuple[Any, ...]] = {
+_UNSUPPORTED: Unsupported = {
     "audio": ("replies are text",),
+    "best_of": ("all replies that are made come back, 'n' of them", 1, SameAs("n")),
     "function_call": ("use 'tool_choice'", "none", "auto"),
     "functions": ("use 'tools'",),
     "guided_choice": (_BINDING,),
@@ -223,6 +223,8 @@ class GenerationBody(Body, frozen=True):
     of `Sampling`. ``prediction`` is the expected reply, None if the client expects none.
     """
 
+    unsupported: ClassVar[Unsupported] = _UNSUPPORTED
+
     options: Annotated[ReplyOptions, Flattened(ReplyOptions.from_json)] = ReplyOptions()
     sampling: Annotated[dict[str, Any], Flattened(sampling_values)] = msgspec.field(
         default_factory=dict
@@ -241,12 +243,6 @@ class GenerationBody(Body, frozen=True):
         ReasoningOptions()
     )
     prediction: Annotated[str | None, read_prediction] = None
-
-    @classmethod
-    def from_json(cls: type[B], values: Mapping[str, Any]) -> B:
-        best_of = ("all replies that are made come back, 'n' of them", 1, values.get("n"))
-        reject_unsupported(values, {**_NOT_DONE, "best_of": best_of})
-        return super().from_json(values)
 
 
 def _count_or_switch(value: Any, name: str) -> int | None:
