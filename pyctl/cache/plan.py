@@ -188,7 +188,9 @@ def inner_ends(prompt: Prompt, ends: Sequence[int]) -> list[int]:
     inside an image.
     """
     inner = list(ends[: bisect.bisect_left(ends, len(prompt))])
-    return [end for end in inner if not prompt.is_inside(end)] if prompt.pictures else inner
+    if not prompt.pictures:
+        return inner
+    return [end for end in inner if not prompt.is_inside(end)]
 
 
 def snapshot_ends(prompt: Prompt, ends: Sequence[int], points: ResumePoints) -> list[int]:
@@ -216,17 +218,18 @@ def choose_cuts(
     if not inner:
         return []
     boundaries = prompt.boundaries
-    targets = {boundaries[0], prompt.turn, *boundaries[-2:]} if boundaries else {inner[-1]}
-    targets |= {picture.end for picture in prompt.pictures[-1:]}
-    rungs = [_rung(prompt, position) for position in _ladder(len(prompt))]
-    cuts = {last_end(inner, position) for position in (*targets, *also, *rungs)} - {0}
-    if min_step > 0:
-        raw_step = min(min_step, RAW_STEP)
-        cuts |= (
-            _grid(inner, cuts, min_step)
-            if boundaries
-            else set(_spread(inner, cuts, start, raw_step))
-        )
+    targets = {*also, *(_rung(prompt, position) for position in _ladder(len(prompt)))}
+    if boundaries:
+        targets |= {boundaries[0], prompt.turn, *boundaries[-2:]}
+    else:
+        targets.add(inner[-1])
+    if prompt.pictures:
+        targets.add(prompt.pictures[-1].end)
+    cuts = {last_end(inner, target) for target in targets} - {0}
+    if min_step > 0 and boundaries:
+        cuts |= _grid(inner, cuts, min_step)
+    elif min_step > 0:
+        cuts |= set(_spread(inner, cuts, start, min(min_step, RAW_STEP)))
     return sorted(cut for cut in cuts if cut > start)
 
 
@@ -281,9 +284,9 @@ def _rung(prompt: Prompt, position: int) -> int:
     if it is much closer.
     """
     index = bisect.bisect_right(prompt.boundaries, position)
-    boundary = prompt.boundaries[index - 1] if index else 0
-    return (
-        boundary
-        if boundary and 2 * (len(prompt) - boundary) <= 3 * (len(prompt) - position)
-        else position
-    )
+    if not index:
+        return position
+    boundary = prompt.boundaries[index - 1]
+    n = len(prompt)
+    is_near = 2 * (n - boundary) <= 3 * (n - position)
+    return boundary if is_near else position
