@@ -128,10 +128,15 @@ class PromptSections:
 
     @property
     def first_message(self) -> bytes:
-        """The digest of the first message after the system message, by which a conversation is
-        recognised; empty without one.
-        """
+        """The digest of the first message after the system message; empty without one."""
         return self.messages[:SECTION_BYTES]
+
+    @property
+    def conversation(self) -> bytes:
+        """The digests by which a conversation is recognised, those of its head and of its first
+        message; empty without a message.
+        """
+        return self.head + self.first_message if self.messages else b""
 
     def n_equal_messages(self, other: PromptSections) -> int:
         """Return how many leading messages both have."""

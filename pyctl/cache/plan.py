@@ -80,54 +80,84 @@ def batch_ends(
     prompt that extends another one has all of its ends, except perhaps the very last.
     """
     n = len(prompt)
-    boundaries = prompt.boundaries
-    line_ends = frozenset(prompt.line_ends)
     edges = {edge for picture in prompt.pictures for edge in (picture.start, picture.end) if edge}
+    line_ends = frozenset(prompt.line_ends)
     # A template without known headers may start the assistant at any boundary.
-    replies = boundaries if prompt.headers is None else prompt.headers
-    always = {*replies, *boundaries[:1], n}
+    replies = prompt.boundaries if prompt.headers is None else prompt.headers
+    always = {*replies, *prompt.boundaries[:1], n}
     # On a GPU `batch_cost` is half a batch: the earliest end that pays, if nothing ends before it.
     half = n_ubatch // 2
     earliest: set[int] = {half} if batch_cost and half < n else set()
-    ends: list[int] = []
-    start = 0  # of the open batch
-    credit = 0  # tokens of the batches so far beyond `batch_cost` each, negative for a lack
-    raw = _RawBatch(0, n_ubatch, batch_cost)
-
-    def end_batch(end: int) -> None:
-        nonlocal start, credit, raw
-        # A lack is bounded by one batch's cost: a row of short messages, which end batches in any
-        # case, must not keep later boundaries from ending any.
-        credit = max(credit + end - start - batch_cost, -batch_cost)
-        ends.append(end)
-        start = end
-        raw = _RawBatch(start, n_ubatch, batch_cost)
-
-    for stop in sorted({*boundaries, *line_ends, *edges, *always, *earliest}):
+    batches = _Batches(n_ubatch, batch_cost)
+    for stop in sorted({*prompt.boundaries, *line_ends, *edges, *always, *earliest}):
         if prompt.is_inside(stop):
             continue  # no prompt can resume within an image
-        if raw.last_fitting and stop > raw.limit:
-            end_batch(raw.last_fitting)
-        while start + n_ubatch <= stop:
-            end_batch(start + n_ubatch)
-        n_new = stop - start
+        batches.fill_before(stop)
+        n_new = stop - batches.start
         if stop in edges and n_new > 0:
-            end_batch(stop)  # one evaluation takes tokens of text or rows of an image, never both
-            continue
-        if n_new < min_batch:
-            continue  # too small for the device: the tokens join the next batch
-        if stop in always:
-            pays = True
+            is_end = True  # one evaluation takes tokens of text or rows of an image, never both
+        elif n_new < min_batch:
+            is_end = False  # too small for the device: the tokens join the next batch
+        elif stop in always:
+            is_end = True
         elif stop in line_ends:
-            pays = n_new >= raw.minimum
-            if raw.fits(stop):
-                raw.last_fitting = stop
-                pays = False  # the next line may fit as well
+            is_end = batches.pays_at_line_end(stop)
         else:
-            pays = credit + n_new >= batch_cost
-        if pays:
-            end_batch(stop)
-    return ends if start == n else [*ends, n]  # the last batch may be smaller than `min_batch`
+            is_end = batches.pays_at_boundary(stop)
+        if is_end:
+            batches.end(stop)
+    if batches.start < n:
+        batches.end(n)  # the last batch may be smaller than `min_batch`
+    return batches.ends
+
+
+class _Batches:
+    """The batches of a prompt while their ends are chosen from its start on.
+
+    Attributes:
+        ends: The ends so far, ascending.
+        start: The start of the open batch, which has no end yet.
+    """
+
+    def __init__(self, n_ubatch: int, batch_cost: int) -> None:
+        self.ends: list[int] = []
+        self.start = 0
+        self._n_ubatch = n_ubatch
+        self._batch_cost = batch_cost
+        self._credit = (
+            0  # tokens of the batches so far beyond the cost of each, negative for a lack
+        )
+        self._raw = _RawBatch(0, n_ubatch, batch_cost)
+
+    def end(self, position: int) -> None:
+        """End the open batch at ``position``, where the next one starts."""
+        gain = position - self.start - self._batch_cost
+        # A lack is bounded by one batch's cost: a row of short messages, which end batches in any
+        # case, must not keep later boundaries from ending any.
+        self._credit = max(self._credit + gain, -self._batch_cost)
+        self.ends.append(position)
+        self.start = position
+        self._raw = _RawBatch(position, self._n_ubatch, self._batch_cost)
+
+    def fill_before(self, position: int) -> None:
+        """End the batches that ``position`` would make too large."""
+        if self._raw.last_fitting and position > self._raw.limit:
+            self.end(self._raw.last_fitting)
+        while self.start + self._n_ubatch <= position:
+            self.end(self.start + self._n_ubatch)
+
+    def pays_at_boundary(self, position: int) -> bool:
+        """Return whether the batches up to ``position`` are worth their costs on average."""
+        return self._credit + position - self.start >= self._batch_cost
+
+    def pays_at_line_end(self, position: int) -> bool:
+        """Return whether the open batch ends at a line end. One that fits is remembered instead:
+        the next line may fit as well.
+        """
+        if self._raw.fits(position):
+            self._raw.last_fitting = position
+            return False
+        return position - self.start >= self._raw.minimum
 
 
 class _RawBatch:
@@ -158,7 +188,9 @@ def inner_ends(prompt: Prompt, ends: Sequence[int]) -> list[int]:
     inside an image.
     """
     inner = list(ends[: bisect.bisect_left(ends, len(prompt))])
-    return [end for end in inner if not prompt.is_inside(end)] if prompt.pictures else inner
+    if not prompt.pictures:
+        return inner
+    return [end for end in inner if not prompt.is_inside(end)]
 
 
 def snapshot_ends(prompt: Prompt, ends: Sequence[int], points: ResumePoints) -> list[int]:
@@ -186,17 +218,18 @@ def choose_cuts(
     if not inner:
         return []
     boundaries = prompt.boundaries
-    targets = {boundaries[0], prompt.turn, *boundaries[-2:]} if boundaries else {inner[-1]}
-    targets |= {picture.end for picture in prompt.pictures[-1:]}
-    rungs = [_rung(prompt, position) for position in _ladder(len(prompt))]
-    cuts = {last_end(inner, position) for position in (*targets, *also, *rungs)} - {0}
-    if min_step > 0:
-        raw_step = min(min_step, RAW_STEP)
-        cuts |= (
-            _grid(inner, cuts, min_step)
-            if boundaries
-            else set(_spread(inner, cuts, start, raw_step))
-        )
+    targets = {*also, *(_rung(prompt, position) for position in _ladder(len(prompt)))}
+    if boundaries:
+        targets |= {boundaries[0], prompt.turn, *boundaries[-2:]}
+    else:
+        targets.add(inner[-1])
+    if prompt.pictures:
+        targets.add(prompt.pictures[-1].end)
+    cuts = {last_end(inner, target) for target in targets} - {0}
+    if min_step > 0 and boundaries:
+        cuts |= _grid(inner, cuts, min_step)
+    elif min_step > 0:
+        cuts |= set(_spread(inner, cuts, start, min(min_step, RAW_STEP)))
     return sorted(cut for cut in cuts if cut > start)
 
 
@@ -251,9 +284,9 @@ def _rung(prompt: Prompt, position: int) -> int:
     if it is much closer.
     """
     index = bisect.bisect_right(prompt.boundaries, position)
-    boundary = prompt.boundaries[index - 1] if index else 0
-    return (
-        boundary
-        if boundary and 2 * (len(prompt) - boundary) <= 3 * (len(prompt) - position)
-        else position
-    )
+    if not index:
+        return position
+    boundary = prompt.boundaries[index - 1]
+    n = len(prompt)
+    is_near = 2 * (n - boundary) <= 3 * (n - position)
+    return boundary if is_near else position

@@ -26,7 +26,7 @@ from pyctl.chat.template import (
     sample_message,
 )
 from pyctl.errors import RequestError
-from pyctl.prompt import ImageSpan, Prompt, Tokens
+from pyctl.prompt import ImageSpan, Prompt, PromptSections, Tokens
 from pyctl.text import n_common
 
 __all__ = ["MessageStarts", "boundaries", "headers", "last_turn", "message_starts"]
@@ -62,8 +62,15 @@ class MessageStarts:
         texts = {token: text for text, token in specials.items()}
         self.call_end = _call_end(template, tokenizer, self.ids, texts)
 
-    def prompt(self, tokens: Tokens, pictures: Sequence[ImageSpan]) -> Prompt:
-        """Return the prompt of ``tokens``, with every place at which something starts or ends."""
+    def prompt(
+        self,
+        tokens: Tokens,
+        pictures: Sequence[ImageSpan],
+        sections: PromptSections | None = None,
+    ) -> Prompt:
+        """Return the prompt of ``tokens``, with every place at which something starts or ends;
+        ``sections`` are those of the request that it was rendered from.
+        """
         starts = boundaries(tokens, self.ids)
         replies = headers(tokens, starts, self._assistant)
         turn = last_turn(tokens, starts, replies or (), self._result)
@@ -79,6 +86,7 @@ class MessageStarts:
             turn=turn,
             pictures=tuple(pictures),
             line_ends=lines,
+            sections=sections,
         )
 
 

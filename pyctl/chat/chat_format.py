@@ -35,7 +35,7 @@ from pyctl.chat.template import Template, TemplateCapabilities
 from pyctl.chat.tool_definitions import Tools, read_tools, template_tools
 from pyctl.errors import RequestError
 from pyctl.files.image_file import ImageFile
-from pyctl.prompt import ImageSpan, Prompt, Tokens, as_tokens, common_prefix
+from pyctl.prompt import ImageSpan, Prompt, PromptSections, Tokens, as_tokens, common_prefix
 
 __all__ = ["ChatFormat", "ChatRequest", "PreparedChat", "ReasoningFormat"]
 
@@ -55,8 +55,10 @@ class ChatRequest:
     ``template_kwargs`` are variables of the template. With ``continue_final_message`` the reply
     continues the last message; with ``prefill_assistant`` it does so whenever that is the
     assistant's. At most one of ``schema`` (JSON schema of the content, if there is no call) and
-    ``grammar`` (GBNF of the whole reply) binds the reply; None for neither. The reasoning is ended
-    after ``reasoning_budget`` tokens, None for no limit, after ``reasoning_budget_message``.
+    ``grammar`` (GBNF of the whole reply) binds the reply; None for neither. A reply that is not
+    ``is_constrained`` is bound by the server's own grammar, which then also binds its calls. The
+    reasoning is ended after ``reasoning_budget`` tokens, None for no limit, after
+    ``reasoning_budget_message``.
     """
 
     messages: object
@@ -69,6 +71,7 @@ class ChatRequest:
     add_generation_prompt: bool = True
     continue_final_message: Continue | None = None
     prefill_assistant: bool = True
+    is_constrained: bool = True
     reasoning_format: ReasoningFormat = "auto"
     schema: Any = None
     grammar: str | None = None
@@ -164,10 +167,10 @@ class ChatFormat:
         """
         ordered, remember = self.orders.with_remembered_key_order(request.tools)
         request = replace(request, tools=ordered)
-        tools = template_tools(request.tools)
-        _, callables = read_tools(
-            request.tools if request.callable_tools is None else request.callable_tools,
+        tools, callables = read_tools(
+            request.tools,
             request.tool_choice,
+            callable_tools=request.callable_tools,
             parallel=request.parallel_tool_calls,
             parse=request.parse_tool_calls,
             has_grammar=request.grammar is not None,
@@ -245,7 +248,7 @@ class ChatFormat:
             text = part if isinstance(part, str) else part.text
             pieces = split_marked(text, rendered.images) if rendered.images else [text]
             parts += self._pieces(pieces)
-        return replace(self._prompt(parts, dialect), sections=rendered.sections)
+        return self._prompt(parts, dialect, rendered.sections)
 
     def _pieces(self, pieces: Sequence[str | ImageFile]) -> Iterator[Tokens | ImageSpan]:
         """Yield text as tokens, and each image with the tokens around it."""
@@ -260,7 +263,13 @@ class ChatFormat:
                 yield self.images.picture(piece)
                 yield after
 
-    def _prompt(self, parts: Sequence[Tokens | ImageSpan], dialect: Dialect) -> Prompt:
+    def _prompt(
+        self,
+        parts: Sequence[Tokens | ImageSpan],
+        dialect: Dialect,
+        sections: PromptSections | None = None,
+    ) -> Prompt:
+        """Return the prompt of ``parts`` in a row, with the boundaries of ``dialect``."""
         pictures: list[ImageSpan] = []
         runs: list[Tokens] = []
         n = 0
@@ -271,7 +280,7 @@ class ChatFormat:
             runs.append(tokens)
             n += tokens.size
         joined = as_tokens(np.concatenate(runs)) if runs else as_tokens([])
-        return dialect.message_starts.prompt(joined, pictures)
+        return dialect.message_starts.prompt(joined, pictures, sections)
 
 
 class PreparedChat:
@@ -326,9 +335,11 @@ class PreparedChat:
         """The constraint on the reply: a call that is forced goes before the schema, others may
         come in its place.
 
-        RequestError for a schema that cannot be converted.
+        None where nothing binds the reply. RequestError for a schema that cannot be converted.
         """
         request = self._request
+        if not request.is_constrained:
+            return None
         rendered = self.rendered
         if request.grammar and request.schema is not None:
             raise RequestError("Cannot use both json_schema and grammar")

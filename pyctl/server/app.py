@@ -40,7 +40,6 @@ from pyctl.server.api import (
 )
 from pyctl.server.api import mcp_routes as tool_routes
 from pyctl.server.app_state import AppState, HttpService
-from pyctl.server.content_coding import ContentCodingMiddleware
 from pyctl.server.http import (
     ErrorForm,
     JsonResponse,
@@ -53,17 +52,19 @@ from pyctl.server.http import (
 from pyctl.server.kept_streams import HEADER, keep_stream
 from pyctl.server.loading_response import LoadingResponse
 from pyctl.server.middleware import (
-    MAX_BODY_BYTES,
-    MAX_IMAGES_BODY_BYTES,
-    BodyLimitMiddleware,
     CorsMiddleware,
     KeyMiddleware,
     check_origin,
     depth_error,
 )
 from pyctl.server.models import Models
+from pyctl.server.request_body import (
+    MAX_BODY_BYTES,
+    MAX_IMAGES_BODY_BYTES,
+    BodyLimitMiddleware,
+    ContentCodingMiddleware,
+)
 from pyctl.server.request_log import log_error
-from pyctl.server.request_target import AbsoluteFormMiddleware
 from pyctl.server.server_settings import ServerSettings
 
 __all__ = ["create_app", "create_loading_app", "early_paths"]
@@ -270,7 +271,6 @@ def create_app(models: Models) -> Starlette:
     return Starlette(
         routes=routes,
         middleware=[
-            Middleware(AbsoluteFormMiddleware),
             Middleware(CorsMiddleware, cors=settings.cors),
             Middleware(
                 KeyMiddleware, keys=settings.api_keys, prefix=settings.api_prefix, files=files
@@ -296,7 +296,6 @@ def create_loading_app(shared: AppState) -> Starlette:
     return Starlette(
         routes=[*_early_routes(shared), *page_routes(settings)],
         middleware=[
-            Middleware(AbsoluteFormMiddleware),
             Middleware(CorsMiddleware, cors=settings.cors),
         ],
         exception_handlers={HTTPException: loading},

@@ -27,11 +27,11 @@ conversion is llama-server's, so that both render the same prompt, but for these
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pyctl.errors import RequestError
 from pyctl.requests.body import ONE_REPLY
-from pyctl.requests.body_reader import Body, Names, items, others, reject_unsupported
+from pyctl.requests.body_reader import Body, Names, Unsupported, items, others
 from pyctl.server.api.anthropic_blocks import (
     MessageBlock,
     Part,
@@ -67,6 +67,13 @@ class _Thinking(Body, frozen=True):
 class _MessagesBody(Body, frozen=True):
     """The body of POST /v1/messages."""
 
+    unsupported: ClassVar[Unsupported] = {
+        **ONE_REPLY,
+        "compaction": ("request the summary in a message",),
+        "container": ("this server runs no code",),
+        "mcp_servers": ("connect to them in the client",),
+    }
+
     system: Any = None
     messages: Any = None
     tools: list[Any] | None = None
@@ -100,17 +107,8 @@ same conversation. ``context_management``, ``diagnostics`` and ``thread`` are re
 """
 
 
-_NOT_DONE = {
-    **ONE_REPLY,
-    "compaction": ("request the summary in a message",),
-    "container": ("this server runs no code",),
-    "mcp_servers": ("connect to them in the client",),
-}
-
-
 def chat_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of the chat completion that ``values`` describe. Raises RequestError."""
-    reject_unsupported(values, _NOT_DONE)
     body = _MessagesBody.from_json(values)
     chat = others(values, _MessagesBody, _IGNORED)
     offered = OfferedTools(body.tools or ())
