@@ -166,7 +166,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", type=int, nargs="+", metavar="N", help="sessions by their number")
     parser.add_argument("--at-once", type=int, default=3, help="sessions of a household")
     parser.add_argument(
-        "--scale", type=float, default=1 / 32, help="tokens for each recorded token"
+        "--scale", type=float, default=1 / 16, help="tokens for each recorded token"
     )
     parser.add_argument(
         "--max-context", type=int, default=MAX_CONTEXT, help="recorded tokens of a request"
