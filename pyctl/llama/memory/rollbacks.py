@@ -23,8 +23,8 @@ from pyctl.llama.library.native import KVState, checked
 __all__ = ["Rollbacks"]
 
 PLAIN_STEPS = 8
-"""Steps without drafts before planes are no longer written: a GPU captures another graph then, which
-single steps between drafts are not worth."""
+"""Steps without drafts before planes are no longer written: a GPU captures another graph then,
+which single steps between drafts are not worth."""
 
 NO_MARKS: Mapping[int, int] = MappingProxyType({})
 
@@ -95,10 +95,10 @@ class Rollbacks:
     def _keep_history(self, keeps: bool) -> None:
         """Have the next evaluations write planes, or not.
 
-        Each plane takes a kernel in every recurrent layer, together about 4 % of a step of a model
-        with 30 of them (`bench.gpu.step_costs`), and one token after the other needs none. llama.cpp
-        uses a graph again for as many tokens of as many sequences, whether it writes planes or not.
-        So only evaluations of one token a sequence, which are never rolled back, go without.
+        Each plane takes a kernel in every recurrent layer (`bench.gpu.step_costs` has the time).
+        llama.cpp uses a graph again for as many tokens of as many sequences, whether it writes
+        planes or not. So only evaluations of one token a sequence, which are never rolled back, go
+        without.
         """
         if self._n_state_history and keeps != self._keeps_history:
             assert self._kv is not None
