@@ -231,6 +231,9 @@ class KVState(ContextState):
     def has_marks(self) -> bool:
         """Whether sequences can be marked."""
 
+    def keep_history(self, keeps: bool) -> None:
+        """Have the next evaluations keep the states before their last token, or not: `cut` returns to these only."""
+
     def mark(self, seq: int, n: int) -> None:
         """Keep the state of ``seq``, which ends at ``n``, where states lie, in place of the one kept before."""
 

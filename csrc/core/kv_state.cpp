@@ -1,5 +1,7 @@
 #include "core/kv_state.h"
 
+#include "library/context.h"
+
 kv_state::kv_state(llama_context * context, llama_seq_id seq, size_t lag, bool has_marks, bool defers, const unfit_classes & unfit)
     : ctx(context) {
     if (ctx == nullptr) {
@@ -7,8 +9,9 @@ kv_state::kv_state(llama_context * context, llama_seq_id seq, size_t lag, bool h
     }
     check_seq(seq);
     marks.assign(llama_n_seq_max(ctx), -1);
-    parts  = library::parts_of(ctx);
-    layout = read_layout(seq, unfit);
+    n_history = llama_n_rs_seq(ctx);
+    parts     = library::parts_of(ctx);
+    layout    = read_layout(seq, unfit);
     copies = std::make_unique<transfer>(ctx, layout.tensors(), regions_of(layout.recurrent, layout.parts), host_arena::instance(), lag);
     if (!parts.sets.empty()) {
         rows = std::make_unique<attention_rows>(llama_get_memory(ctx), parts.sets, layout.rows, layout.hash, *copies, defers);
@@ -193,6 +196,10 @@ void kv_state::load(llama_seq_id seq, int64_t p0, const std::vector<row_span> & 
 int64_t & kv_state::mark_of(llama_seq_id seq) {
     check_seq(seq);
     return marks[static_cast<size_t>(seq)];
+}
+
+void kv_state::keep_history(bool keeps) {
+    library::keep_states(ctx, keeps ? n_history : 0);
 }
 
 void kv_state::mark(llama_seq_id seq, int64_t n) {
