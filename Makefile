@@ -75,7 +75,7 @@ else
 	  test -e "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" || { \
 	  echo "a C++ compiler or Python's headers are missing; the packages are in docs/install.md, From the source"; exit 2; }
 	@echo "installing; llama.cpp is compiled for the CPU unless pip's cache has it (about 7 minutes on 2 cores)"
-	$(BIN)/pip install --disable-pip-version-check --editable .
+	$(BIN)/python tools/install.py $(BIN)/pip install --disable-pip-version-check --editable .
 endif
 	@touch $@
 
