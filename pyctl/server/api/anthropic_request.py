@@ -17,6 +17,8 @@ conversion is llama-server's, so that both render the same prompt, but for these
 * A tool that only Anthropic's models or servers have (``web_search_20250305``, ``bash_20250124``)
   is refused, unless it brings its ``input_schema``; llama-server makes it a function without
   parameters.
+* A tool with ``defer_loading`` is left out of the head until a result refers to it
+  (`anthropic_tools`); llama-server shows all.
 * Every block is read that holds text, and refused otherwise; llama-server drops most of them in
   silence.
 * A tool that ran at Anthropic's servers is a call and its result, as if the client had run it.
@@ -227,7 +229,8 @@ def _split_messages(
             calls.append({"id": block.id, "type": "function", "function": function})
         elif kind in ("tool_result", "mcp_tool_result"):
             flush()
-            messages.append(_result(block, parse_result(block.content, f"{where}.content")))
+            content = offered.load(block.content)
+            messages.append(_result(block, parse_result(content, f"{where}.content")))
         elif kind.endswith("_tool_result"):
             flush()
             messages.append(_result(block, parse_server_result(block.content, f"{where}.content")))
