@@ -131,7 +131,9 @@ class ChatFormat:
                 kwargs=kwargs or {},
                 replay=replay,
             )
-        self._memo = CachedTokenizer(tokenizer, specials)
+        sources = template.source + (of_tools.source if of_tools is not None else "")
+        usual = [text for text in specials if text in sources]
+        self._memo = CachedTokenizer(tokenizer, specials, usual=usual)
         self._bos = as_tokens([tokenizer.bos] if tokenizer.add_bos else [])
 
     @property

@@ -39,11 +39,13 @@ from pyctl.llama.images.image_encoder import MAX_ROWS_BYTES, ImageRows
 from pyctl.llama.loader import Loaded
 from pyctl.processes.process_memory import trim_heap
 from pyctl.requests.reply_settings import ReplySettings
+from pyctl.requests.request_pool import PostReplyQueue
 from pyctl.server.app_state import AppState, HttpService
 
 __all__ = [
     "LoadContext",
     "assemble",
+    "prepare_later",
     "prepare_vocabulary",
     "too_many_threads",
 ]
@@ -139,7 +141,7 @@ def assemble(
         worker, chat_format, replies, context.shared, admin=admin, receipts=receipts
     )
     if chat_format.capabilities.tools:
-        service.post_reply.add(partial(prepare_vocabulary, worker))
+        prepare_later(service.post_reply, worker)
     return service
 
 
@@ -244,7 +246,24 @@ def _speculation(
     return speculation
 
 
+PREPARE_SECONDS = 5.0
+"""The time after a load before the vocabulary is prepared. The first request often waits for the
+load, and on two cores it took three times as long beside the preparation.
+"""
+
 LOWEST_PRIORITY = 19
+
+
+def prepare_later(
+    queue: PostReplyQueue, worker: Worker, seconds: float = PREPARE_SECONDS
+) -> threading.Timer:
+    """Let ``queue`` prepare the vocabulary ``seconds`` from now; return the timer. A request with
+    a grammar that arrives before prepares it itself.
+    """
+    timer = threading.Timer(seconds, queue.add, (partial(prepare_vocabulary, worker),))
+    timer.daemon = True
+    timer.start()
+    return timer
 
 
 def prepare_vocabulary(worker: Worker) -> None:
