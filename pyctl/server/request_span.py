@@ -220,8 +220,8 @@ def _cache_attributes(reply: Done) -> dict[str, AttributeValue]:
     }
     if timings.n_predicted:
         attributes["gen_ai.response.time_to_first_chunk"] = timings.first_token_ms / 1e3
-    if stats.kind:
-        attributes["pyctl.request.kind"] = stats.kind
+    if stats.kind is not None:
+        attributes["pyctl.request.kind"] = stats.kind.value
     if stats.comparison is not None and stats.comparison.section:
         attributes["pyctl.cache.differing_section"] = stats.comparison.section
     if timings.drafts.n_drafts:

@@ -10,6 +10,7 @@ from starlette.routing import Route
 
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.cache.prompt_comparison import PromptComparison
+from pyctl.cache.request_kind import RequestKind
 from pyctl.engine.loop_detector import ReplyLoop
 from pyctl.engine.request import Done, DraftCounts, Request, Timings
 from pyctl.errors import EngineError, RequestError
@@ -27,7 +28,7 @@ from tests.client import CHAT
 from tests.unit.server.fake import Bench, play
 
 TIMINGS = Timings(1000, 200, 50.0, 11, 500.0, 1234.0, queued_ms=20.0)
-STATS = RequestStats(1200, "ram", 1000, 200, kind="append", n_covered=1150)
+STATS = RequestStats(1200, "ram", 1000, 200, kind=RequestKind.APPEND, n_covered=1150)
 DONE = Done("eos", "", TIMINGS, STATS, seq=0)
 SECRET = Request(Prompt.from_ids([1, 2, 3]), stop=("a secret",), max_tokens=7)
 
