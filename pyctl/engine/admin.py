@@ -21,6 +21,7 @@ from pyctl.cache.cache_stats import (
 )
 from pyctl.cache.check import find_inconsistencies
 from pyctl.cache.ports import Entry
+from pyctl.cache.request_kind import RequestKind
 from pyctl.cache.sequence import LiveSequence
 from pyctl.cache.snapshot import BlockBytes, PromptFacts, PromptMatch
 from pyctl.engine.canary.canary_counts import CanaryView
@@ -34,7 +35,6 @@ from pyctl.engine.engine_stats import (
 )
 from pyctl.engine.request import Failed
 from pyctl.engine.request_history import ServedRequest
-from pyctl.engine.request_kind import RequestKind
 from pyctl.engine.sequence_file import load_file, save_file
 from pyctl.engine.worker import Worker
 from pyctl.errors import OutOfCellsError, RequestError, StateError

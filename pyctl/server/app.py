@@ -65,6 +65,7 @@ from pyctl.server.request_body import (
     ContentCodingMiddleware,
 )
 from pyctl.server.request_log import log_error
+from pyctl.server.request_span import span_of
 from pyctl.server.server_settings import ServerSettings
 
 __all__ = ["create_app", "create_loading_app", "early_paths"]
@@ -357,8 +358,11 @@ def _checked(
 
 def _response_to(form: ErrorForm, request: Request, error: Exception) -> Response:
     """Return the response to ``error`` in ``form``."""
+    span = span_of(request.scope)
     if isinstance(error, ClientDisconnect):
+        span.is_cancelled = True
         return Response(status_code=400)
+    span.error = error
     if isinstance(error, RecursionError):
         return error_response(depth_error(), form)
     log_error(request.url.path, error)
@@ -383,9 +387,13 @@ async def _answer(
     """Return the answer of ``endpoint`` with the model of ``request``. Only this function chooses
     the model.
     """
-    handler = endpoint.answer
+
+    async def answer_with(service: HttpService) -> ASGIApp:
+        span_of(request.scope).model = service.model
+        return await endpoint.answer(service, request)
+
     if models.only is not None:
-        return await handler(models.only, request)
+        return await answer_with(models.only)
     body = (
         _RoutedBody()
         if request.method in ("GET", "HEAD", "DELETE")
@@ -403,7 +411,7 @@ async def _answer(
     if model is None:
         model = models.get(name)
     if model.service is not None and endpoint.is_light:
-        return await handler(model.service, request)
+        return await answer_with(model.service)
     choice = request.query_params.get("autoload", "")
     loads = choice in ("true", "1") if choice else models.autoload
     if not loads and not models.order.is_loaded(model.name):
@@ -413,7 +421,7 @@ async def _answer(
     return LoadingResponse(
         models,
         model,
-        lambda service: handler(service, request),
+        answer_with,
         partial(_response_to, form, request),
         ping_seconds=models.shared.settings.ping_seconds if has_pings else 0,
         error_event=b"error" if form is anthropic_error else b"",

@@ -13,9 +13,9 @@ from starlette.responses import Response
 
 from pyctl.cache.cache_stats import CacheStats, CacheView, LiveView
 from pyctl.cache.ports import Entry
+from pyctl.cache.request_kind import RequestKind
 from pyctl.engine.request import Done, Failed
 from pyctl.engine.request_history import ServedRequest
-from pyctl.engine.request_kind import RequestKind
 from pyctl.errors import EngineError, NotFoundError, RequestError
 from pyctl.processes.process_memory import resident_bytes
 from pyctl.requests.body import ChatBody

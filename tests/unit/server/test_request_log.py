@@ -10,6 +10,7 @@ import pytest
 
 from pyctl.cache.cache_stats import Divergence, RequestStats
 from pyctl.cache.prompt_comparison import PromptComparison
+from pyctl.cache.request_kind import RequestKind
 from pyctl.engine.request import Done, DraftCounts, Progress, Timings
 from pyctl.errors import NotFoundError, RequestError
 from pyctl.server.app_state import HttpService
@@ -130,7 +131,7 @@ def test_the_log_names_the_section_that_differs(
     service: HttpService, caplog: pytest.LogCaptureFixture
 ) -> None:
     changed = PromptComparison(600, 1200, is_same_conversation=True, section="tools")
-    stats = replace(STATS, kind="rewrite", comparison=changed)
+    stats = replace(STATS, kind=RequestKind.REWRITE, comparison=changed)
     log_done(CHAT, replace(DONE, stats=stats), service)
     assert " ".join(caplog.messages[1].split()) == (
         "chat rewrite: change in tools: 600 tokens evaluated again "
