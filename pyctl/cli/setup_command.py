@@ -117,10 +117,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="pyctl setup",
         description="Get llama.cpp for this machine's NVIDIA card: from a release of pyctl, or "
-        "compiled here if that "
-        "does not serve the card. CUDA comes from PyPI. pyctl finds the result at its next start. "
-        "A build that was "
-        "interrupted goes on where it stopped.",
+        "compiled here if that does not serve the card. CUDA comes from PyPI. pyctl finds the "
+        "result at its next start. An interrupted build resumes where it stopped.",
     )
     target = parser.add_mutually_exclusive_group()
     target.add_argument(
