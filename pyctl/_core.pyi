@@ -92,7 +92,7 @@ class KVState(ContextState):
     where that is missing.
 
     With ``defers``, llama.cpp learns in `reserve` of what `rewind` and `clear` have dropped, so `reserve` is called before
-    anything is evaluated, or asked of llama.cpp itself. What is loaded meanwhile takes over the cells.
+    anything is evaluated, or asked of llama.cpp itself. Rows that are loaded meanwhile take over the cells.
 
     ``unfit`` maps classes of memory to the reason why their parts are not touched: such a memory is ``opaque``.
     """
@@ -219,7 +219,7 @@ class KVState(ContextState):
         """Append rows to ``seq``, which ends at ``p0``, or just have it end there, and replace its ``state`` unless None.
 
         ``spans`` are (block, first, last): rows [first, last) out of a saved block, or of rows that `hold` has
-        named, in order, the first starting at ``p0``. What was held is held where ``seq`` has it then. OutOfCells if
+        named, in order, the first starting at ``p0``. Held rows are held where ``seq`` has them then. OutOfCells if
         there is no room for them.
 
         A ``state`` is one that was saved at the end of the rows. If it ends before the rows of a window, ``window`` has

@@ -28,7 +28,7 @@
 // llama.cpp numbers positions with 32 bits: what claims more is nonsense, and its size need not fit into 64.
 constexpr int64_t last_position = INT32_MAX;
 
-// What a block of each kind starts with.
+// The first bytes of a block of each kind.
 constexpr const char * rows_block = "ROWS", * state_block = "STAT";
 
 struct block_header {

@@ -40,7 +40,7 @@ public:
     int64_t n_tokens(llama_seq_id seq) const;
     int64_t position(llama_seq_id seq, int64_t n) const;
 
-    // What moves; std::invalid_argument if nothing does, or without such a sequence.
+    // The rows that can be moved; std::invalid_argument if none can, or without such a sequence.
     row_memory & movable_rows() const;
     row_memory & movable_rows(llama_seq_id seq) const;
 

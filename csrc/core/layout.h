@@ -1,4 +1,4 @@
-// What the memory of a context looks like: which of its parts can be moved on their own, and the types and sizes of
+// The layout of a context's memory: which of its parts can be moved on their own, and the types and sizes of
 // everything in them. Read from what the library writes for a sequence, so nothing here depends on an architecture.
 #pragma once
 

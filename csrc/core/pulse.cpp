@@ -11,7 +11,7 @@ namespace py = pybind11;
 
 namespace {
 
-// What llama_decode returns when it was aborted.
+// The result of llama_decode when it was aborted.
 constexpr int aborted = 2;
 
 class pulse {

@@ -30,7 +30,7 @@ template <typename T> T * exactly(llama_memory_t memory) {
     return typeid(*memory) == typeid(T) ? static_cast<T *>(memory) : nullptr;
 }
 
-// What the classes consist of; nothing of one that is not known.
+// The parts of the known classes; none for another class.
 memory_parts made_of(llama_memory_t memory) {
     memory_parts parts;
     if (auto * plain = exactly<llama_kv_cache>(memory)) {

@@ -189,7 +189,7 @@ bool redirect::before(ggml_tensor * node) {
     return false;
 }
 
-// What is a view of an output that was moved.
+// Redirects a view of an output that was moved.
 void redirect::follow(ggml_tensor * node) {
     const ggml_tensor before = *node;
     node->buffer             = moved->buffer;

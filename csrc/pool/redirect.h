@@ -43,7 +43,7 @@ public:
     std::string end();
 
 private:
-    // What a node had before it was changed, and has now.
+    // A node before it was changed, and now.
     struct changed_node {
         ggml_tensor   before;
         void *        data;

@@ -177,7 +177,7 @@ class PrefixCache:
         )
         if may_branch and self._has_branch(lookup, seq.n, n_common):
             cuts = sorted({*cuts, *points.filter([n_common])})
-        # What goes to disk has to be among the counts at which snapshots are taken.
+        # Positions for the disk have to be among those at which snapshots are taken.
         persist = tuple(last_end(places, n) for n in disk_positions)
         turn = last_end(places, next_turn(prompt, n_common))
         return CachePlan(lookup.match, tuple(cuts), persist, restored, turn)

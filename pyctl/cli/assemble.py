@@ -125,7 +125,7 @@ def assemble(
     engine.prefix_cache.saved_time = context.shared.saved.account(info.fingerprint)
     if remembered is not None:
         _follow_recent(engine, remembered)
-    # What is loaded stays until the end; the collector need not look at it again.
+    # Loaded objects stay until the end; the collector need not visit them again.
     gc.collect()
     gc.freeze()
     # The metadata of the file were read several times, with all texts of the vocabulary: freed

@@ -263,7 +263,7 @@ def _preset(
     The section's flags are first parsed without others, for the names that they give the model, and
     once with the command line. Raises ConfigError, which names the section.
     """
-    # What is the model's own stands last: it wins over another spelling of the same flag.
+    # The model's own keys are last: they win over another spelling of the same flag.
     section = {
         key: value for key, value in general.items() if key not in known.section
     } | known.section

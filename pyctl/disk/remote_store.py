@@ -230,7 +230,7 @@ class RemoteStore:
     folder of the same model on disk, where ``writer`` adopts the files.
 
     One thread lists the store, and sends the files that it lacks. The engine's thread calls `find`
-    and `fetch`, which never wait. What was found to be of no use is not fetched again.
+    and `fetch`, which never wait. Files that proved useless are not fetched again.
     """
 
     def __init__(

@@ -25,7 +25,7 @@ Order of one snapshot, from the shallowest segment on:
                        last, insert their rows, and remove the evicted files with theirs.
   4. fsync of the folder, so that the names are durable.
 
-What a kill -9 leaves:
+Files after a kill -9:
 
   in 1 or 2         temp files without a lock, which the next recovery removes.
   in 3, uncommitted SQLite rolls back. Renamed files have no row: recovery adopts those that make a

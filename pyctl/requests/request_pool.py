@@ -245,7 +245,7 @@ class Lane:
 class PostReplyQueue:
     """A lane of functions without results, one after the other.
 
-    Of more than `_MAX_POST_REPLY` that wait the oldest are left out. What they raise is logged.
+    Of more than `_MAX_POST_REPLY` that wait the oldest are left out. Their errors are logged.
     """
 
     def __init__(self, pool: RequestPool, close_seconds: float = _CLOSE_SECONDS) -> None:

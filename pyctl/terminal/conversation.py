@@ -96,8 +96,8 @@ class Message:
 
 @dataclass(frozen=True)
 class Conversation:
-    """A system text, empty for none, and the turns after it. What cannot be done raises
-    RequestError.
+    """A system text, empty for none, and the turns after it. Methods raise RequestError
+    for steps that are not possible.
     """
 
     system: str = ""

@@ -95,7 +95,8 @@ NEVER = (
     r", too(?=[.,;:)]|$)",
     # a docstring whose head noun is missing
     r'\Ar?"""(That (of|at|which)|Those|The same|With |Without |So many|Of |Up to )',
-    # `what` instead of a noun
+    # `what` instead of a noun; a sentence that ends in a question mark is a question
+    r"\bWhat\b(?![^.]*\?)",
     r"\b(what (was|has|will|goes|comes|leaves|enters|cannot|fails)|Of what)\b",
     # verbs of people for parts of a program
     r"\b(promises?|wants?|knows?|tells|sees)\b",
@@ -153,6 +154,7 @@ def test_sentences_are_plain_english() -> None:
         "the cache knows",
         "the header says",
         "It works, too.",
+        "What fails is skipped.",
     ],
 )
 def test_a_pattern_is_found(sentence: str) -> None:

@@ -194,8 +194,8 @@ class Prewarms:
             return False
         if request.after is None:  # a client sent it ahead
             return True
-        # From a live end it is a batch. What is elsewhere has to be loaded, so that it takes more
-        # than one to pay.
+        # From a live end it is a batch. Rows elsewhere have to be loaded, which pays from two
+        # batches on.
         if not self._prefix_cache.settings.exact:
             is_live = 0 < seq.n == seq.shared(request.prompt.tokens)
             gains_nothing = goal - nearest < MIN_BATCH

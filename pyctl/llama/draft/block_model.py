@@ -202,7 +202,7 @@ class BlockModel(HeadRows):
         self._finish_copies()
         state = self._seqs[seq]
         try:
-            # What slid out is lost unless a state follows, until when the rows stay.
+            # Rows that left the window are lost unless a state follows, until when they stay.
             self._memory.rewind(seq, n)
         except (ValueError, RuntimeError):
             return self._restart(seq, state.end)

@@ -253,7 +253,7 @@ def remembered(
     directory.
 
     Else the results of ``attempt``, kept in the first of these files that can be written, for all
-    users. What ``attempt`` raises is kept nowhere.
+    users. Errors of ``attempt`` are not kept.
     """
     places = [directory / name for directory in directories]
     with suppress(RuntimeError):  # a user without a home directory

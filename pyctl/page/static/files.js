@@ -1,4 +1,4 @@
-// What goes with the next message: texts, and pictures where the server looks at them.
+// The files of the next message: texts, and pictures where the server looks at them.
 
 import { $, count, el, icon, put, size, tell } from "./dom.js";
 import { pdfText } from "./api.js";
@@ -58,7 +58,7 @@ async function read(given, before) {
   return all;
 }
 
-// What is long goes as a file.
+// A long text becomes a file.
 export function paste(event) {
   const { files: given } = event.clipboardData, words = event.clipboardData.getData("text/plain");
   if (!given.length && words.length <= MAX_PASTED) return;

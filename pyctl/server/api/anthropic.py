@@ -1,6 +1,6 @@
 """Anthropic's Messages API: endpoints and replies; `anthropic_request` has the requests.
 
-Names and members of replies are llama-server's. What differs, after Anthropic's own API and its
+Names and members of replies are llama-server's. Differences, after Anthropic's own API and its
 clients:
 
 * A block is closed before the next one is opened; llama-server closes all of them at the end.

@@ -373,7 +373,7 @@ def _cache(view: CacheView) -> Iterator[Metric]:
     yield _gauge("pyctl_cache_snapshots", "Snapshots in RAM", len(view.snapshots))
     yield _gauge("pyctl_cache_slots", "Places for snapshots in RAM", view.n_slots)
     yield _gauge("pyctl_cache_ram_bytes", "Bytes of the snapshots in RAM", view.n_bytes)
-    yield _gauge("pyctl_cache_ram_budget_bytes", "What they may take, -1 for no limit", view.budget)
+    yield _gauge("pyctl_cache_ram_budget_bytes", "Their maximum, -1 for no limit", view.budget)
 
 
 def _disk(disk: DiskView | None) -> Iterator[Metric]:
@@ -382,9 +382,7 @@ def _disk(disk: DiskView | None) -> Iterator[Metric]:
         return
     yield _gauge("pyctl_cache_disk_snapshots", "Lengths with a snapshot on disk", disk.in_use)
     yield _gauge("pyctl_cache_disk_bytes", "Bytes of the snapshots on disk", disk.n_bytes)
-    yield _gauge(
-        "pyctl_cache_disk_budget_bytes", "What they may take, -1 for no limit", disk.budget
-    )
+    yield _gauge("pyctl_cache_disk_budget_bytes", "Their maximum, -1 for no limit", disk.budget)
     yield _counter("pyctl_cache_disk_reads_total", "Snapshots read from disk", disk.hits)
     yield _counter(
         "pyctl_cache_disk_written_bytes_total", "Bytes written to disk", disk.written.n_bytes

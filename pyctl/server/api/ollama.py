@@ -1,6 +1,6 @@
 """Ollama's API: endpoints, requests as chats and completions, and replies as lines of JSON.
 
-It has the engine, the cache, the tools and the images of all other APIs. What differs from Ollama:
+It has the engine, the cache, the tools and the images of all other APIs. Differences from Ollama:
 
 * The server has its own model, whatever name a request gives. Models are chosen when the server
   starts, so `reject_path` answers all other paths. Names in lists have the tag ``latest``, by which
