@@ -116,7 +116,7 @@ def readme() -> list[str]:
     for page, name in SESSIONS.items():
         heading = re.sub("^# ", "", (RESULTS / page).read_text("utf-8").partition("\n")[0])
         both = [row(page, heading, server, "all") for server in SERVERS]
-        cells = [f"{evaluated} in {seconds} s" for *_, evaluated, _, seconds in both]
+        cells = [evaluated for *_, evaluated, _, _ in both]
         (_, _, floor, *_), _ = both
         body.append((f"{name}, {floor} of them new", *cells, "CPU, tiny model"))
     for way, name in README_WAYS.items():
