@@ -80,7 +80,7 @@ class ContextState:
 class KVState(ContextState):
     """Rows and state inside the context at address ``ctx``.
 
-    ``seq`` must hold at least one token: the layout is read from what llama.cpp writes for it. ``kind`` is
+    ``seq`` must hold at least one token: the layout is read from llama.cpp's bytes of it. ``kind`` is
     ``attention`` (rows only), ``hybrid`` (rows and a state: recurrent, the rows that sliding layers still see, or both; of
     a recurrent memory no rows) or ``opaque`` (a memory of another kind, or one stream per sequence: no rows, and the state is llama.cpp's own of the whole
     sequence).
@@ -91,7 +91,7 @@ class KVState(ContextState):
     With ``marks``, a hybrid without sliding layers has room for one more state of each sequence, on the devices where states lie; RuntimeError
     where that is missing.
 
-    With ``defers``, llama.cpp learns in `reserve` of what `rewind` and `clear` have dropped, so `reserve` is called before
+    With ``defers``, llama.cpp gets the drops of `rewind` and `clear` in `reserve`, so `reserve` is called before
     anything is evaluated, or asked of llama.cpp itself. Rows that are loaded meanwhile take over the cells.
 
     ``unfit`` maps classes of memory to the reason why their parts are not touched: such a memory is ``opaque``.
@@ -152,7 +152,7 @@ class KVState(ContextState):
         """
 
     def rows_size(self, p0: int, p1: int) -> int:
-        """Bytes of the block that holds rows [p0, p1); ValueError for what can be no range of rows."""
+        """Bytes of the block that holds rows [p0, p1); ValueError if they are not a range of rows."""
 
     def save_rows(self, seq: int, p0: int, p1: int, out: Buffer) -> None:
         """Copy rows [p0, p1) of ``seq`` into ``out``, which has exactly ``rows_size(p0, p1)`` bytes."""

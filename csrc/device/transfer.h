@@ -6,7 +6,7 @@
 // streams only events order, and the host waits for none:
 //
 //   computing -> copies   `save_begin`, `load_begin`: a save reads earlier results, and a load does not
-//                         overwrite what an evaluation before it still reads.
+//                         overwrite rows that an evaluation before it still reads.
 //   copies -> computing   `load_end`: an evaluation has the bytes loaded before it. It also may overwrite bytes saved
 //                         before it, so `row_memory::fence` calls it when saved rows are given up; rows that stay where
 //                         they are need no such wait.
@@ -71,7 +71,7 @@ struct plane {
 
 class transfer {
 public:
-    // `tensors` are to be copied; what is like `staged` is copied at a time by `save_staged`. Host memory may lie
+    // `tensors` are to be copied; tensors like `staged` are copied at a time by `save_staged`. Host memory may lie
     // in `pinned`, which no copy may cross from one registered range into the next. With a `lag`, copies that are not
     // asynchronous pretend to be, see copy_progress.h.
     transfer(llama_context * ctx, const std::vector<ggml_tensor *> & tensors, const std::vector<copy_region> & staged,

@@ -1,4 +1,4 @@
-// The memory of a context: its parts, and what the library writes of one, in an order that it alone decides.
+// The memory of a context: its parts, and the steps in which the library writes one, in an order of its own.
 #pragma once
 
 #include "library/cells.h"
@@ -27,7 +27,7 @@ struct memory_parts {
     std::string          type      = {};
 };
 
-// One step of what a part writes: plain bytes (tensor == nullptr), or `size` bytes of a tensor from `offset` on.
+// One step in which a part writes: plain bytes (tensor == nullptr), or `size` bytes of a tensor from `offset` on.
 struct io_step {
     ggml_tensor *        tensor = nullptr;
     size_t               offset = 0;

@@ -225,11 +225,11 @@ class SequenceMemory(Protocol):
         """
 
     def rollback(self, seq: int, n: int) -> int:
-        """Take back what the last evaluation added to ``seq`` from ``n`` on, drafts only, and once
-        only.
+        """Take back the tokens that the last evaluation added to ``seq`` from ``n`` on, drafts
+        only, and once only.
 
         Returns how many tokens the sequence holds now: ``n``, or fewer when it had to go back to a
-        mark. StateError beyond what can be taken back; the sequence is empty then.
+        mark. StateError beyond the rollback distance; the sequence is empty then.
         """
 
     def clear(self, seq: int) -> None:

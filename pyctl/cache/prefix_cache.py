@@ -197,8 +197,8 @@ class PrefixCache:
         self, request: CacheRequest, plan: CachePlan, seq: LiveSequence, clock: Callable[[], float]
     ) -> InterimSnapshots:
         """Return the interim snapshots of the prompt of ``request``, which ``seq`` holds as far as
-        it was restored. A background request has none: no client waits for what a kill would lose.
-        ``clock`` gives monotonic seconds.
+        it was restored. A background request has none: no client waits for the tokens that a kill
+        would lose. ``clock`` gives monotonic seconds.
         """
         return InterimSnapshots(
             self.cache,

@@ -1,4 +1,4 @@
-"""Recent prompts: what a new prompt shares with each of them."""
+"""Recent prompts, and the length that a new prompt shares with each of them."""
 
 from __future__ import annotations
 

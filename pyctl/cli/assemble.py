@@ -108,9 +108,7 @@ def assemble(
     remembered = CacheDrafts() if loaded.drafts.has("cache") else None
     speculation = _speculation(settings, loaded, remembered)
     info = replace(loaded.info, draft_types=speculation.names)
-    if (
-        loaded.images is not None and budget is not None
-    ):  # what it makes of images counts within --cache-ram
+    if loaded.images is not None and budget is not None:  # encoded images count within --cache-ram
         loaded.images.rows.limit = (
             context.image_bytes(budget) if context.n_seeing < context.n_encoders else 0
         )
@@ -129,7 +127,7 @@ def assemble(
     gc.collect()
     gc.freeze()
     # The metadata of the file were read several times, with all texts of the vocabulary: freed
-    # pages between what stayed would count for this process until its end.
+    # free pages between the objects that stay would count for this process until its end.
     trim_heap()
     # Of several models, the thread that loads them decides which sleeps.
     sleep_seconds = settings.engine.sleep_seconds if context.ram is None else -1

@@ -105,7 +105,9 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     prune.add_argument(
         "--kv-cache-budget", type=int, default=-1, metavar="MiB", help="MiB to keep, required"
     )
-    prune.add_argument("--dry-run", action="store_true", help="only print what would be freed")
+    prune.add_argument(
+        "--dry-run", action="store_true", help="only print the MiB that would be freed"
+    )
     for name, function, text in (
         ("pin", lambda directory, name: directory.pin(name, True), "keep snapshots from eviction"),
         (

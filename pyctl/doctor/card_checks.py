@@ -52,7 +52,7 @@ def driver(facts: Facts) -> list[Finding] | None:
     )
     driver_facts = facts.driver
     if driver_facts is None:
-        return [wrong("an NVIDIA card is here, but no driver (libcuda.so.1)", fix)]
+        return [wrong("there is an NVIDIA card, but no driver (libcuda.so.1)", fix)]
     if driver_facts.error:
         text, _, fix = CUINIT.get(
             driver_facts.error, "the driver fails; look at nvidia-smi and dmesg"

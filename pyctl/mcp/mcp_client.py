@@ -285,7 +285,7 @@ class _Process:
             with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
                 async for message in source:
                     if isinstance(message, Exception):
-                        log.debug("output of an MCP server is no message: %s", _reason(message))
+                        log.debug("output of an MCP server is not a message: %s", _reason(message))
                     await sink.send(message)
         self.is_over = True
         self._scope.cancel()

@@ -244,7 +244,7 @@ class GenerationBody(Body, frozen=True):
 
     @classmethod
     def from_json(cls: type[B], values: Mapping[str, Any]) -> B:
-        best_of = ("all replies that are made come back, 'n' of them", 1, values.get("n"))
+        best_of = ("all generated replies are returned, 'n' of them", 1, values.get("n"))
         reject_unsupported(values, {**_NOT_DONE, "best_of": best_of})
         return super().from_json(values)
 

@@ -63,7 +63,7 @@ class RequestRecord:
         tools: The digest of the tools.
         system: The digest of the system messages at the start.
         messages: The digests of all other messages, `_DIGEST_BYTES` each.
-        options: The digest of what else becomes part of the prompt.
+        options: The digest of the other parts of the prompt.
         n_tokens: The tokens that the prompt of the next turn is expected to share.
     """
 
@@ -129,7 +129,7 @@ class RequestRecords:
     def __init__(self, max_records: int = MAX_RECORDS, max_bytes: int = MAX_RECORD_BYTES) -> None:
         self._max_records = max_records
         self._max_bytes = max_bytes
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards the members below
         self._records: OrderedDict[str, RequestRecord] = OrderedDict()
         self._n_bytes = 0
 

@@ -251,7 +251,7 @@ class PostReplyQueue:
     def __init__(self, pool: RequestPool, close_seconds: float = _CLOSE_SECONDS) -> None:
         self._pool = pool
         self._close_seconds = close_seconds
-        self._changed = threading.Condition()  # guards what follows
+        self._changed = threading.Condition()  # guards the members below
         self._waiting: deque[Callable[[], object]] = deque(maxlen=_MAX_POST_REPLY)
         self._is_running = self.is_closed = False
 

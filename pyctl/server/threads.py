@@ -87,7 +87,7 @@ class Threads:
     def __init__(self, max_threads: int = MAX_THREADS, max_bytes: int = MAX_THREAD_BYTES) -> None:
         self._max_threads = max_threads
         self._max_bytes = max_bytes
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards the members below
         self._threads: OrderedDict[str, KeptThread] = OrderedDict()
         self._n_bytes = 0
         self._n_created = 0

@@ -97,7 +97,9 @@ NEVER = (
     r'\Ar?"""(That (of|at|which)|Those|The same|With |Without |So many|Of |Up to )',
     # `what` instead of a noun; a sentence that ends in a question mark is a question
     r"\bWhat\b(?![^.]*\?)",
-    r"\b(what (was|has|will|goes|comes|leaves|enters|cannot|fails)|Of what)\b",
+    r"\b(what (was|has|will|goes|comes|leaves|enters|cannot|fails|follows|differs|stays|starts"
+    r"|waits|drafts|binds|counts|closes|belongs|helps|serves|slows|runs|happens|exists|changes"
+    r"|remains)|Of what)\b",
     # verbs of people for parts of a program
     r"\b(promises?|wants?|knows?|tells|sees)\b",
     r"\b(header|option|flag|request|file|server|line|log)s? says?\b",
@@ -155,6 +157,7 @@ def test_sentences_are_plain_english() -> None:
         "the header says",
         "It works, too.",
         "What fails is skipped.",
+        "guards what follows",
     ],
 )
 def test_a_pattern_is_found(sentence: str) -> None:

@@ -57,7 +57,7 @@ class LiteralReader:
             for quote in quotes
         }
         self._append = append
-        self._open: list[str] = []  # what closes the objects and lists that are open
+        self._open: list[str] = []  # closing brackets of the open objects and lists
         self._quote = ""
         self._state: State = self._value
         self._after_string: State = self._next

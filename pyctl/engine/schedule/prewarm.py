@@ -43,7 +43,7 @@ class Prewarms:
     supports it; the evaluated part stays, and the rest follows later unless the conversation has
     continued. Batches end where a cold run's do. With --exact a warm-up evaluates nothing after the
     last of these; else it goes on to the next message's boundary, and leaves generated tokens as
-    they are: what the next turn would not evaluate is not worth the seconds now.
+    they are: tokens that the next turn would not evaluate are not worth the seconds now.
     """
 
     def __init__(

@@ -134,7 +134,7 @@ class DraftSettings:
     draft_devices: tuple[str, ...] = SPECULATION.flag(
         (),
         "-devd --device-draft --spec-draft-device",
-        "devices of the draft model, comma-separated, none = CPU (default: as -dev says)",
+        "devices of the draft model, comma-separated, none = CPU (default: those of -dev)",
         words,
         metavar="NAMES",
     )

@@ -80,7 +80,7 @@ async function text(file) {
 
 // As it is where the server can read that, else drawn anew; always the same bytes from then on.
 async function picture(file) {
-  if (!sees) throw new Error("this model cannot see images: it has no image encoder (--mmproj)");
+  if (!sees) throw new Error("this model cannot read images: it has no image encoder (--mmproj)");
   const bitmap = await createImageBitmap(file).catch(() => null);
   if (!bitmap) throw new Error("the browser cannot read this image");
   const most = Math.max(bitmap.width, bitmap.height);

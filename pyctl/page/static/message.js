@@ -256,7 +256,7 @@ function drawTools(box, message, run, siblings, at, isLeaf) {
     ours && failed && isLeaf ? button("Try again", "Try again", () => acts.retry(message)) : null,
     ours && !(failed && isLeaf) ? button("Regenerate", "Regenerate reply", () => acts.regenerate(message)) : null,
     ours && isLeaf && message.content ? button("Continue", "Continue reply", () => acts.proceed(message)) : null,
-    button("Delete", "Delete message and what follows", () => acts.erase(message)));
+    button("Delete", "Delete message and all after it", () => acts.erase(message)));
 }
 
 // A field in place of the text; `done` gets the typed text, if it differs.

@@ -146,7 +146,9 @@ class MessageReply(EventReply):
         return message | self._requested.members(done.timings.n_cached)
 
     def _remember(self) -> None:
-        """Keep what later requests name by the id of this message, now that it is complete."""
+        """Keep the data that later requests name by the id of this message, now that it is
+        complete.
+        """
         turn = self._requested.turn
         if turn is not None:
             turn.keep(self._threads, self._id, self._blocks)

@@ -281,7 +281,7 @@ def _scheduling(stats: EngineStats) -> Iterator[Metric]:
     )
     device = _by("event", asdict(stats.device))
     yield _counter(
-        "pyctl_device_rows_total", "Rows of snapshots on the device, by what became of them", device
+        "pyctl_device_rows_total", "Rows of snapshots on the device, by their outcome", device
     )
 
 
@@ -349,7 +349,7 @@ def _cache(view: CacheView) -> Iterator[Metric]:
             "Such tokens that a request then resumed from",
             totals.n_prewarmed_used,
         ),
-        ("prewarms_total", "Prompts evaluated before a request came", totals.n_prewarms),
+        ("prewarms_total", "Prompts evaluated before their request arrived", totals.n_prewarms),
         ("cache_saves_total", "Snapshots taken", totals.n_saved),
         ("cache_evictions_total", "Snapshots evicted from RAM", view.n_evicted),
         (
@@ -445,7 +445,7 @@ def _memory(memory: Mapping[str, int]) -> Iterator[Metric]:
     yield _gauge(
         "pyctl_memory_resident_bytes", "Bytes of this process in the machine's memory", resident
     )
-    text = "Bytes by what they are for; blocks are in arena or in addition to it"
+    text = "Bytes by their use; blocks are in arena or in addition to it"
     yield _gauge("pyctl_memory_bytes", text, _by("part", counted))
 
 

@@ -52,7 +52,7 @@ from pyctl.server.sending import respond
 __all__ = ["chat", "embed", "generate", "reject_path", "version"]
 
 API_VERSION = "0.13.0"
-"""The release of Ollama that has what these endpoints have; clients read it before they use an
+"""The release of Ollama that has these endpoints; clients read it before they use an
 ability.
 """
 
