@@ -136,7 +136,7 @@ class KVState(ContextState):
         """Bytes of the buffers whose copies are not complete."""
 
     def n_tokens(self, seq: int) -> int:
-        """How many tokens ``seq`` holds, rows of images included."""
+        """The number of tokens that ``seq`` holds, rows of images included."""
 
     def position(self, seq: int, n: int) -> int:
         """At which position llama.cpp has token ``n`` of ``seq``, or will have the one that follows its last.

@@ -192,7 +192,7 @@ SHOWN = 24
 
 Tier: TypeAlias = Literal["device", "ram", "disk"]
 
-"""Where something of a snapshot lies."""
+"""The places of a snapshot's data."""
 
 
 @dataclass(frozen=True)

@@ -250,7 +250,7 @@ needs, now or soon.
 """
 
 AGAIN_SECONDS = 0.02
-"""How soon to look again whether a segment is written, or RAM has room for one."""
+"""Seconds until the next look whether a segment is written, or RAM has room for one."""
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ MODEL = "model"
 MAX_NAME_BYTES = 256
 
 SIZES = "sizes"
-"""How large the parts of a fingerprint's files have to be."""
+"""The sizes that the parts of a fingerprint's files must have."""
 
 MAX_TOKENS = limit(2**24, "tokens of a prefix on disk", "neither written nor read", "disk")
 

@@ -68,7 +68,7 @@ MAX_FAILURES = limit(
 LOOK_SECONDS = 5.0
 IDLE_SECONDS = 60.0
 PAUSE_SECONDS = 30.0
-"""How often to list the store while there are requests, and without them, and how long it rests."""
+"""Seconds between two lists of the store: with requests, without them, and after faults."""
 
 Clock: TypeAlias = Callable[[], float]
 """A monotonic clock in seconds."""

@@ -94,7 +94,7 @@ NEVER = (
     r"\bthe (most|least) is\b",
     r", too(?=[.,;:)]|$)",
     # a docstring whose head noun is missing
-    r'\Ar?"""(That (of|at|which)|Those|The same|With |Without |So many|Of |Up to )',
+    r'\Ar?"""(That (of|at|which)|Those|The same|With |Without |So many|Of |Up to |How |Where )',
     # `what` instead of a noun; a sentence that ends in a question mark is a question
     r"\bWhat\b(?![^.]*\?)",
     r"\b(what (was|has|will|goes|comes|leaves|enters|cannot|fails|follows|differs|stays|starts"
