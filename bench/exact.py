@@ -54,7 +54,7 @@ def run(backend: LlamaBackend, tokens: Tokens, ends: list[int], start: int = 0) 
 
 
 def difference(warm: Logits, cold: Logits) -> float:
-    """Return the largest difference; nan if any logit is no number."""
+    """Return the largest difference; nan if any logit is not a number."""
     return float(np.max([np.abs(logits - cold[end]).max() for end, logits in warm.items()]))
 
 

@@ -7,7 +7,7 @@ import re
 import subprocess
 from pathlib import Path
 
-__all__ = ["HASH", "HEAD", "age", "continued", "count_engine_commits", "head"]
+__all__ = ["HASH", "HEAD", "MAX_AGE", "age", "continued", "count_engine_commits", "head"]
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -16,6 +16,9 @@ HASH = re.compile(r"\b[0-9a-f]{7,40}\b")
 
 ENGINE = ("pyctl/engine", "pyctl/cache", "pyctl/disk", "pyctl/llama/draft", "csrc")
 """Paths of the code that chooses batch ends, takes snapshots and drafts."""
+
+MAX_AGE = 200
+"""Engine commits after which a table is too old to be shown."""
 
 RENAMES = ": name "
 """Subjects of commits that rename, and so change no figure."""
@@ -51,14 +54,15 @@ def continued(old: dict[str, str], new: dict[str, str]) -> dict[str, str] | None
 
 
 def age(commit: str, root: Path = ROOT) -> str:
-    """Return the number of commits newer than ``commit``, in words, marked if some of them changed
-    batch ends, snapshots or drafts.
+    """Return the number of commits newer than ``commit``, in words, and how many of them changed
+    batch ends, snapshots or drafts, marked beyond `MAX_AGE`.
     """
     n = _count(root, f"{commit}..HEAD")
     n_engine = count_engine_commits(commit, root)
     if n is None or n_engine is None:
         return "of unknown age"
-    return f"{n:,} commits old" + (f", {n_engine:,} of them in the engine: OLD" if n_engine else "")
+    mark = ": OLD" if n_engine > MAX_AGE else ""
+    return f"{n:,} commits old, {n_engine:,} of them in the engine{mark}"
 
 
 def count_engine_commits(commit: str, root: Path = ROOT) -> int | None:

@@ -1,4 +1,4 @@
-// What each extension module starts with.
+// The check at the import of each extension module.
 #pragma once
 
 #include <stdexcept>

@@ -80,7 +80,7 @@ class ContextState:
 class KVState(ContextState):
     """Rows and state inside the context at address ``ctx``.
 
-    ``seq`` must hold at least one token: the layout is read from what llama.cpp writes for it. ``kind`` is
+    ``seq`` must hold at least one token: the layout is read from llama.cpp's bytes of it. ``kind`` is
     ``attention`` (rows only), ``hybrid`` (rows and a state: recurrent, the rows that sliding layers still see, or both; of
     a recurrent memory no rows) or ``opaque`` (a memory of another kind, or one stream per sequence: no rows, and the state is llama.cpp's own of the whole
     sequence).
@@ -91,8 +91,8 @@ class KVState(ContextState):
     With ``marks``, a hybrid without sliding layers has room for one more state of each sequence, on the devices where states lie; RuntimeError
     where that is missing.
 
-    With ``defers``, llama.cpp learns in `reserve` of what `rewind` and `clear` have dropped, so `reserve` is called before
-    anything is evaluated, or asked of llama.cpp itself. What is loaded meanwhile takes over the cells.
+    With ``defers``, llama.cpp gets the drops of `rewind` and `clear` in `reserve`, so `reserve` is called before
+    anything is evaluated, or asked of llama.cpp itself. Rows that are loaded meanwhile take over the cells.
 
     ``unfit`` maps classes of memory to the reason why their parts are not touched: such a memory is ``opaque``.
     """
@@ -136,7 +136,7 @@ class KVState(ContextState):
         """Bytes of the buffers whose copies are not complete."""
 
     def n_tokens(self, seq: int) -> int:
-        """How many tokens ``seq`` holds, rows of images included."""
+        """The number of tokens that ``seq`` holds, rows of images included."""
 
     def position(self, seq: int, n: int) -> int:
         """At which position llama.cpp has token ``n`` of ``seq``, or will have the one that follows its last.
@@ -152,7 +152,7 @@ class KVState(ContextState):
         """
 
     def rows_size(self, p0: int, p1: int) -> int:
-        """Bytes of the block that holds rows [p0, p1); ValueError for what can be no range of rows."""
+        """Bytes of the block that holds rows [p0, p1); ValueError if they are not a range of rows."""
 
     def save_rows(self, seq: int, p0: int, p1: int, out: Buffer) -> None:
         """Copy rows [p0, p1) of ``seq`` into ``out``, which has exactly ``rows_size(p0, p1)`` bytes."""
@@ -219,7 +219,7 @@ class KVState(ContextState):
         """Append rows to ``seq``, which ends at ``p0``, or just have it end there, and replace its ``state`` unless None.
 
         ``spans`` are (block, first, last): rows [first, last) out of a saved block, or of rows that `hold` has
-        named, in order, the first starting at ``p0``. What was held is held where ``seq`` has it then. OutOfCells if
+        named, in order, the first starting at ``p0``. Held rows are held where ``seq`` has them then. OutOfCells if
         there is no room for them.
 
         A ``state`` is one that was saved at the end of the rows. If it ends before the rows of a window, ``window`` has

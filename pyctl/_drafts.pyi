@@ -1,4 +1,4 @@
-"""The compiled extension's part for draft heads, see `_core`: hidden rows of a model, and what drafts from them."""
+"""The compiled extension's part for draft heads, see `_core`: hidden rows of a model, and the heads that draft from them."""
 
 from __future__ import annotations
 

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from bench.head import HASH, age, count_engine_commits, head
+from bench.head import HASH, MAX_AGE, age, count_engine_commits, head
 
-__all__ = ["CLAIMS", "FIGURES", "check", "filled", "main", "pages", "too_old"]
+__all__ = ["CLAIMS", "FIGURES", "check", "filled", "is_stale", "main", "pages", "too_old"]
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
@@ -35,11 +35,13 @@ Cells: TypeAlias = list[str]
 SHAPES = {"27B": "27b", "35B-A3B": "35b-a3b"}
 SIDE_BY_SIDE = {name: f"gpu-side-by-side-{shape}.md" for name, shape in SHAPES.items()}
 
-MAX_AGE = 200
-"""Engine commits after which a table is too old to be shown."""
-
-AGES = re.compile(r" \(\d+ engine commits old\)")
+AGES = re.compile(r" \((\d+) engine commits old\)")
 """The age of a source in the caption of a table, counted when the table was written."""
+
+MAX_DRIFT = 50
+"""Engine commits after which the age in a caption is written anew: a caption that changed with each
+commit would be in the way of every merge.
+"""
 
 
 def rows(page: str, heading: str, where: Path = RESULTS) -> list[Cells]:
@@ -114,7 +116,7 @@ def readme() -> list[str]:
     for page, name in SESSIONS.items():
         heading = re.sub("^# ", "", (RESULTS / page).read_text("utf-8").partition("\n")[0])
         both = [row(page, heading, server, "all") for server in SERVERS]
-        cells = [f"{evaluated} in {seconds} s" for *_, evaluated, _, seconds in both]
+        cells = [evaluated for *_, evaluated, _, _ in both]
         (_, _, floor, *_), _ = both
         body.append((f"{name}, {floor} of them new", *cells, "CPU, tiny model"))
     for way, name in README_WAYS.items():
@@ -222,7 +224,11 @@ class Figure(NamedTuple):
 
     def caption(self) -> list[str]:
         """Return weights, device, commit with its age, and date of each source, above the table."""
-        said = "; ".join(dict.fromkeys(map(_origin, self.sources)))
+        by_run: dict[str, list[str]] = {}
+        for source in self.sources:
+            commits = by_run.setdefault(_machine(source), [])
+            commits += [each for each in _aged_commits(source) if each not in commits]
+        said = "; ".join(f"{run}, {', '.join(commits)}" for run, commits in by_run.items())
         return [f"*{said[0].upper()}{said[1:]}*", ""] if said else []
 
     def commits(self) -> list[str]:
@@ -234,16 +240,20 @@ class Figure(NamedTuple):
         ]
 
 
-def _origin(source: str) -> str:
-    """Return weights, device, commit with its age, and date of a source."""
+def _machine(source: str) -> str:
+    """Return weights, device and date of a source."""
     facts = head(RESULTS / source)
     device = re.split("[,;]", facts["machine"])[0]
-    parts = [f"{facts['weights']} weights", device]
-    for commit in HASH.findall(facts["commit"]):
-        age_in_commits = count_engine_commits(commit)
-        known = "" if age_in_commits is None else f" ({age_in_commits} engine commits old)"
-        parts.append(f"commit {commit}{known}")
-    return ", ".join([*parts, facts["date"][:10]])
+    return f"{facts['weights']} weights, {device}, {facts['date'][:10]}"
+
+
+def _aged_commits(source: str) -> list[str]:
+    """Return the commits of a source, each with its age if the history is here."""
+    aged = []
+    for commit in HASH.findall(head(RESULTS / source)["commit"]):
+        n = count_engine_commits(commit)
+        aged.append(f"commit {commit}" + ("" if n is None else f" ({n} engine commits old)"))
+    return aged
 
 
 FIGURES = {
@@ -278,7 +288,7 @@ def pages() -> list[Path]:
 
 def check() -> list[str]:
     """Print the age of each source; return the sources without a head, and the pages whose tables
-    are not those of their sources, ages aside.
+    are not those of their sources, or whose captions have ages of long ago.
     """
     wrong = []
     for source in sorted([*RESULTS.glob("*.md"), *RESULTS.glob("*.json")]):
@@ -289,9 +299,20 @@ def check() -> list[str]:
             wrong.append(str(error))
     for page in pages() if not wrong else ():
         text = page.read_text(encoding="utf-8")
-        if AGES.sub("", filled(text)) != AGES.sub("", text):
+        if is_stale(text, filled(text)):
             wrong.append(f"{page.name}: run python -m tools.figures")
     return wrong
+
+
+def is_stale(written: str, anew: str) -> bool:
+    """Return whether a page has other tables than ``anew``, or an age that is more than `MAX_DRIFT`
+    engine commits behind. An unknown age is not compared.
+    """
+    if AGES.sub("", written) != AGES.sub("", anew):
+        return True
+    then = [int(age) for age in AGES.findall(written)]
+    now = [int(age) for age in AGES.findall(anew)]
+    return len(then) == len(now) and any(b - a > MAX_DRIFT for a, b in zip(then, now, strict=True))
 
 
 def too_old(

@@ -9,8 +9,8 @@ libraries of an old system:
 
     mmdebstrap --variant=extract --include=libc6-dev,libstdc++-10-dev,libgomp1 bullseye ROOT
 
-With it the wheels run with glibc 2.27 if GCC 12 compiles them; auditwheel finds their tag. What was
-compiled stays in --work for the next run.
+With it the wheels run with glibc 2.27 if GCC 12 compiles them; auditwheel finds their tag. Compiled
+files stay in --work for the next run.
 """
 
 from __future__ import annotations

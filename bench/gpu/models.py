@@ -14,7 +14,7 @@ One model is loaded at a time (--models-max 1). Ways, in this order:
 
 Columns: seconds to the first token by the client's clock, of which loading (pyctl's figure, of
 llama-server it is what the prompt did not take), GB/s of the file in that time, tokens from the
-cache, tokens evaluated. What no longer fits --budget is left out, and said. Findings go to
+cache, tokens evaluated. Steps that no longer fit --budget are left out and named. Findings go to
 gpu-models.json.
 """
 

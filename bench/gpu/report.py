@@ -73,8 +73,8 @@ def first_tokens(
     """Return (size, way, {server: (tokens evaluated, milliseconds)}) for everything measured, long
     conversations last.
 
-    What a restart costs llama-server does not depend on the page cache, so it stands next to both
-    of ours.
+    The time of llama-server after a restart does not depend on the page cache, so it is next to
+    both of ours.
     """
     found = []
     for size in sorted({record["size"] for record in records if record["kind"] == kind}):

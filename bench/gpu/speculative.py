@@ -204,7 +204,7 @@ class Subject:
     def prepare(self, together: threading.Barrier) -> None:
         """Load it, and let it do once the work to be measured; others load at the same time.
 
-        But who measures what drafts cost, when it is loaded and from then on, has the device to
+        A measurement of the cost of drafts, when it is loaded and from then on, has the device to
         itself.
         """
         together.wait()  # a thread for each
@@ -363,7 +363,7 @@ def main() -> None:
     parser.add_argument(
         "--together", type=int, default=0, metavar="N", help="servers loaded at a time; 0: that fit"
     )
-    parser.add_argument("--type", default=HEAD, help="what drafts, of lengths")
+    parser.add_argument("--type", default=HEAD, help="source of drafts, of lengths")
     parser.add_argument("--draft", metavar="FILE", help="of a draft model, for --type")
     options = parser.parse_args()
     runs = []

@@ -14,7 +14,7 @@ and writes fail, are short, hang or find the disk full; servers are killed at an
 failure takes unsynced bytes; memory lacks, evaluations fail, requests are cancelled, files are
 damaged, the clock jumps, and a second server joins the directory.
 
-Each reply has to equal the model's reply without a cache. What was written is whole and survives a
+Each reply has to equal the model's reply without a cache. Written files are whole and survive a
 power failure, and index and files agree after each start. Exits with 1 at the first exception to
 that, with the seed and the step; with --plant, if a planted fault is not found.
 """

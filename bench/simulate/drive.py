@@ -3,7 +3,7 @@
 All calls for files below one directory pass here: `Drive.installed` replaces them in `os`, in
 `sqlite3` and in the calls of atomic writes. Files are real, on the file system of the directory.
 
-What a power failure leaves: a file has its bytes only if it was synced after its last write; else
+After a power failure a file has its bytes only if it was synced after its last write; else
 they are cut, zero or there, by the seed. A name that was made, replaced or removed since the last
 sync of its directory is either way, each by itself. The index has lost any number of transactions
 of the end, since SQLite syncs its log only now and then.

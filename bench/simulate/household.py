@@ -163,7 +163,7 @@ class Household:
         logger.addHandler(self._warnings)
         logger.setLevel(logging.WARNING)
         logger.propagate = False
-        # What dies when a cycle is collected must not depend on what ran before.
+        # The objects that die when a cycle is collected must not depend on earlier runs.
         gc.collect()
         gc.disable()
         try:

@@ -20,7 +20,7 @@ INCIDENT_SECONDS = 1_200.0
 """Mean time from one incident to the next."""
 
 EPISODE_SECONDS = (60.0, 1_800.0)
-"""How long a drive stays full, hangs or fails."""
+"""Seconds for which a drive stays full, hangs or fails."""
 
 CHANGES_UNTIL_KILL = 60
 """A process is killed at one of its next changes on the drive, at most so many."""

@@ -83,7 +83,7 @@ class Session:
                 continue
             if request.kind is not RequestKind.APPEND:
                 cuts[request.parent].add(request.n_common)
-            # What the prompt shares with its parent has the same messages in both.
+            # The part that the prompt shares with its parent has the same messages in both.
             shared = {cut for cut in cuts[request.row] if cut <= request.n_common}
             cuts[request.parent] |= shared
         return [frozenset(each) for each in cuts]

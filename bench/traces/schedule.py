@@ -1,4 +1,4 @@
-"""The order in which a server gets the requests of several sessions, and what happens in between.
+"""The order in which a server gets the requests of several sessions, and the events in between.
 
 The order depends on nothing but the recorded times, so each server gets the same one.
 """
@@ -91,7 +91,7 @@ def turns_of(sessions: Sequence[Session], n_at_once: int, max_context: int) -> l
 def schedule(
     turns: Sequence[Turn], *, restart: bool, switch: bool, second_client: bool
 ) -> list[Step]:
-    """Return ``turns`` with what happens in between, counted by the requests that are sent.
+    """Return ``turns`` with the events in between, counted by the requests that are sent.
 
     The server restarts after half of them. The other model answers N_OTHER_MODEL requests after a
     third. The second client sends one every VISIT_EVERY turns.

@@ -288,7 +288,7 @@ class SimulatedServer:
         self._n_read += n_bytes
 
     def _settle(self) -> None:
-        """Write what waits for rows of the device."""
+        """Write the snapshots that wait for rows of the device."""
         disk = self.disk
         if disk is None:
             return

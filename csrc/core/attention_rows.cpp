@@ -174,7 +174,7 @@ void attention_rows::settle() {
 }
 
 // Gives rows [p0, last) of `seq`, which were dropped but are not settled, to those that are loaded: as many as lie in
-// the lowest vacant cells one after the other, which are what the library would choose, and are text before and after.
+// the lowest vacant cells one after the other, which the library would choose, and are text before and after.
 // The rest is settled. Returns where the rows from p0 on lie that need no other cell.
 std::vector<cell_run> attention_rows::take_over(llama_seq_id seq, int64_t p0, int64_t last) {
     std::vector<cell_run> taken;

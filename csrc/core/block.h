@@ -17,7 +17,7 @@
 // STAT continues with
 //   the recurrent tensors of one cell in the order in which the library writes them (hybrid),
 //   the last rows of layers with a window, as ROWS has them without further positions (hybrid), or
-//   what llama_state_seq_get_data wrote (opaque).
+//   the bytes of llama_state_seq_get_data (opaque).
 #pragma once
 
 #include <cstddef>
@@ -25,10 +25,10 @@
 #include <stdexcept>
 #include <string>
 
-// llama.cpp numbers positions with 32 bits: what claims more is nonsense, and its size need not fit into 64.
+// llama.cpp numbers positions with 32 bits: a block that claims more is invalid, and its size need not fit into 64.
 constexpr int64_t last_position = INT32_MAX;
 
-// What a block of each kind starts with.
+// The first bytes of a block of each kind.
 constexpr const char * rows_block = "ROWS", * state_block = "STAT";
 
 struct block_header {
@@ -39,7 +39,7 @@ struct block_header {
     int64_t  p1;
     uint8_t  reserved[32];
 };
-static_assert(sizeof(block_header) == 64, "what follows the header stays aligned");
+static_assert(sizeof(block_header) == 64, "the bytes after the header stay aligned");
 static_assert(offsetof(block_header, layout) == 8 && offsetof(block_header, p0) == 16 && offsetof(block_header, p1) == 24,
               "the header is part of the file format");
 

@@ -268,8 +268,8 @@ bool kv_state::cut(llama_seq_id seq, int64_t n) {
     return llama_memory_seq_rm(llama_get_memory(ctx), seq, pos, -1);
 }
 
-// The library starts a sequence by multiplying the state that lies in its cell by zero. What is not a number, from a
-// prompt that the model cannot bear or from a crafted block, would stay, and spoil all that come after.
+// The library starts a sequence by multiplying the state that lies in its cell by zero. A NaN, from a
+// prompt that the model cannot bear or from a crafted block, would stay, and spoil all states after it.
 void kv_state::wipe(llama_seq_id seq) {
     if (parts.recurrent == nullptr || llama_memory_seq_pos_max(parts.recurrent, seq) < 0) {
         return;

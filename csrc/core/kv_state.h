@@ -1,7 +1,7 @@
 // Rows and state of the sequences inside a llama_context, as blocks of bytes (block.h). This is Python's interface: it
 // checks sequence ids, token counts and headers, and leaves the moving to the parts that the memory consists of.
 //
-// Wrong arguments throw std::invalid_argument before the sequence changes; what the library does wrong throws
+// Wrong arguments throw std::invalid_argument before the sequence changes; errors of the library throw
 // std::runtime_error. Where `is_async`, copies may still be on their way when a function returns: the
 // buffers must live until `progress` is complete. One thread at a time: the one that owns the context.
 // pyctl/_core.pyi has the contract of each call.
@@ -15,15 +15,15 @@
 
 class kv_state {
 public:
-    // `seq` must hold at least one token: the layout is read from what the library writes for it. The context must
+    // `seq` must hold at least one token: the layout is read from the library's bytes of it. The context must
     // outlive this. `lag` is for tests, see transfer.h. With `marks` there is room on the device for a state of each
     // sequence, where the memory has states that can be moved. For `defers` see attention_rows.h.
     // A memory whose class is `unfit`, with its reason, is saved as a whole.
     using unfit_classes = std::map<std::string, std::string>;
     kv_state(llama_context * ctx, llama_seq_id seq, size_t lag, bool marks, bool defers, const unfit_classes & unfit = {});
 
-    // Has rows, of which nothing is kept, lie elsewhere from now on: in what `make` returns, which may use what it gets as
-    // long as it lives. std::runtime_error where rows are not of one kind, or not in the context.
+    // Moves the rows, of which none is kept yet, to the memory that `make` returns, which may use the arguments as long as
+    // it lives. std::runtime_error where rows are not of one kind, or not in the context.
     using row_maker = std::function<std::unique_ptr<row_memory>(llama_context *, const memory_parts &, const memory_layout &, transfer &)>;
     void move_rows(const row_maker & make);
 
@@ -40,7 +40,7 @@ public:
     int64_t n_tokens(llama_seq_id seq) const;
     int64_t position(llama_seq_id seq, int64_t n) const;
 
-    // What moves; std::invalid_argument if nothing does, or without such a sequence.
+    // The rows that can be moved; std::invalid_argument if none can, or without such a sequence.
     row_memory & movable_rows() const;
     row_memory & movable_rows(llama_seq_id seq) const;
 

@@ -38,7 +38,7 @@ template <typename T> T value_of(const io_step & step) {
 // Before the rows of a layer's K stand their type and their size.
 constexpr size_t n_before_rows = 2;
 
-// What is written about a whole cache after the number of its layers, from step `at` on: nothing by version 3 of the
+// The steps that are written about a whole cache after the number of its layers, from step `at` on: nothing by version 3 of the
 // format, by version 4 how K and V are rotated. How much it is follows from where the first rows are, so that no version
 // has to be known, and a library with another version than its headers is read as it writes.
 std::vector<uint32_t> cache_values(const std::vector<io_step> & steps, size_t at) {

@@ -1,5 +1,5 @@
-// What the memory of a context looks like: which of its parts can be moved on their own, and the types and sizes of
-// everything in them. Read from what the library writes for a sequence, so nothing here depends on an architecture.
+// The layout of a context's memory: which of its parts can be moved on their own, and the types and sizes of
+// everything in them. Read from the library's bytes of a sequence, so nothing here depends on an architecture.
 #pragma once
 
 #include "device/transfer.h"
@@ -19,7 +19,7 @@ struct row_tensor {
 };
 
 // K and V of row sets, one set after the other. `has_ext`: cells also hold a cell_extra. `is_2d`: with a line and a column.
-// `values` is what the library writes about one whole cache besides, such as how its rows are rotated.
+// `values` is the rest that the library writes about one whole cache, such as the rotation of its rows.
 struct row_layout {
     bool                    has_ext      = false;
     bool                    is_2d        = false;
@@ -37,7 +37,7 @@ using tensor_parts = std::map<const ggml_tensor *, std::vector<row_part>>;
 // Where the tensor data among `steps` lies, one row of each tensor.
 std::vector<copy_region> regions_of(const std::vector<io_step> & steps, const tensor_parts & parts);
 
-// Everything that decides what saved bytes mean: equal texts may exchange blocks. `recurrent` is what the library writes for
+// Everything that decides the meaning of saved bytes: equal texts may exchange blocks. `recurrent` is the library's bytes of
 // the one recurrent cell of a sequence, `parts` its tensors', `hash` is FNV-1a of the text.
 struct memory_layout {
     row_layout           rows, window;

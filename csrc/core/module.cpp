@@ -1,4 +1,4 @@
-// The extension module `_core`: this file only lists what exists.
+// The extension module `_core`: the list of its classes and functions.
 #include "library/breakdown.h"
 #include "library/context.h"
 #include "module.h"

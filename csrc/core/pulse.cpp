@@ -1,4 +1,4 @@
-// Registers Pulse: what llama.cpp calls between the nodes of a graph. It counts, and ends the evaluation when told to;
+// Registers Pulse, which llama.cpp calls between the nodes of a graph. It counts, and ends the evaluation when told to;
 // no interpreter takes part, so it costs nothing compared to a node.
 #include "library/context.h"
 
@@ -11,7 +11,7 @@ namespace py = pybind11;
 
 namespace {
 
-// What llama_decode returns when it was aborted.
+// The result of llama_decode when it was aborted.
 constexpr int aborted = 2;
 
 class pulse {

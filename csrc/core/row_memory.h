@@ -1,4 +1,4 @@
-// What a sequence holds besides its state, wherever it lies: in the cells of the library's cache (attention_rows.h), or
+// The rows of a sequence, without its state: in the cells of the library's cache (attention_rows.h), or
 // in buffers of our own (row_store.h).
 #pragma once
 
@@ -42,8 +42,8 @@ public:
     // Throws unless `load_checked` may be called with these arguments. The position after the last row of `spans`.
     int64_t check_load(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) const;
 
-    // Appends the rows of `spans`, which follow each other from p0 on, to `seq`, which ends at p0. What was held is
-    // held where the sequence has it then. Or out_of_cells. Nothing but `check_load` for the same arguments, which are not
+    // Appends the rows of `spans`, which follow each other from p0 on, to `seq`, which ends at p0. Held rows are
+    // held where the sequence has them then. Or out_of_cells. Nothing but `check_load` for the same arguments, which are not
     // empty, came before.
     virtual void load_checked(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) = 0;
 
@@ -67,7 +67,7 @@ public:
     virtual int64_t n_free() const = 0;
 
     // Makes sure that the next evaluation, of n tokens, finds no held row in the cells that it takes; `in_parts` if the
-    // library may divide it. What was dropped is settled. Else out_of_cells: for one in parts possibly with up to 2 n free ones.
+    // library may divide it. Dropped rows are settled. Else out_of_cells: for one in parts possibly with up to 2 n free ones.
     virtual void reserve(int64_t n, bool in_parts) = 0;
 
 protected:
@@ -88,7 +88,7 @@ protected:
     // The library's facts about the rows of `spans`; empty without any.
     std::vector<cell_extra> exts_of(const std::vector<row_span> & spans) const;
 
-    // What is computed or moved next may overwrite rows that were given up.
+    // Rows that are computed or moved next may overwrite rows that were given up.
     void fence();
 
     row_layout layout;

@@ -24,7 +24,7 @@ public:
     // The first row from n on that belongs to an image, INT64_MAX for none.
     int64_t next_image(int64_t n) const;
 
-    // Forgets what starts at row n or later, and the part from there on of what does not.
+    // Forgets spans that start at row n or later, and the part of others from there on.
     void truncate(int64_t n);
 
     // The `count` rows after the last one are at `pos`, and belong to an image with so many columns.

@@ -1,4 +1,4 @@
-// What a sequence holds besides rows that can be cut, at one position, as bytes after a block's header: a state of all that
+// The state of a sequence at one position, besides rows that can be cut, as bytes after a block's header: a state of all that
 // it has seen, or the rows that layers with a window still see, or both. Sizes are bytes without the header. Sequence ids and
 // block headers are the caller's to check. Copies may be on their way when a function returns, see transfer.h.
 #pragma once
@@ -35,7 +35,7 @@ std::unique_ptr<sequence_state> state_of(llama_context * ctx, const memory_parts
                                          transfer & copies, size_t n_marks);
 
 // The rows of layers with a window, numbered by position. A sequence that has the cells to itself gets those, all of them, that
-// a cold run of it would have: position p lies in cell p mod their number. What is evaluated next then takes the same cells,
+// a cold run of it would have: position p lies in cell p mod their number. The next evaluation then takes the same cells,
 // and sums the same rows in the same order.
 class window_rows {
 public:

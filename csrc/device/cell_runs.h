@@ -1,4 +1,4 @@
-// Cells and rows as numbers, without the library: what the bookkeeping and the plans of held rows
+// Cells and rows as numbers, without the library: the bookkeeping and the plans of held rows
 // are made of.
 #pragma once
 

@@ -28,7 +28,7 @@ public:
     // How many handles have the row in `cell`.
     uint32_t count(int64_t cell) const { return holders[cell]; }
 
-    // What was held: rows [first, second); std::invalid_argument after its release.
+    // The held rows [first, second); std::invalid_argument after its release.
     std::pair<int64_t, int64_t> range_of(handle held) const {
         return { at(held).p0, at(held).end() };
     }

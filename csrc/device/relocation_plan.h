@@ -17,7 +17,7 @@
 //              few rows are slow, so only the first turns may be small.
 //   exchanges  The rest of the chains, and the rings, pass through scratch memory in batches: all
 //              rows of a batch are read before the first is written. Of a chain, each batch
-//              overwrites what it or an earlier batch has read. A ring that is longer than a batch
+//              overwrites cells that it or an earlier batch has read. A ring that is longer than a batch
 //              has no such start: the row in the cell that it fills first is set aside, in one more
 //              scratch row, until the others have moved.
 #pragma once

@@ -2,11 +2,11 @@
 // stream each, one after the other where not.
 //
 // Each device then has three streams: the scheduler's, which computes, `copies` for `save` and `load`, and `leaves` for
-// `save_staged`, since devices copy both ways at a time. What is on one stream runs in the order of the calls. Between two
-// of them only events order, and the host waits for none:
+// `save_staged`, since devices copy both ways at a time. Work on one stream runs in the order of the calls. Between two
+// streams only events order, and the host waits for none:
 //
 //   computing -> copies   `save_begin`, `load_begin`: a save reads earlier results, and a load does not
-//                         overwrite what an evaluation before it still reads.
+//                         overwrite rows that an evaluation before it still reads.
 //   copies -> computing   `load_end`: an evaluation has the bytes loaded before it. It also may overwrite bytes saved
 //                         before it, so `row_memory::fence` calls it when saved rows are given up; rows that stay where
 //                         they are need no such wait.
@@ -71,7 +71,7 @@ struct plane {
 
 class transfer {
 public:
-    // `tensors` are to be copied; what is like `staged` is copied at a time by `save_staged`. Host memory may lie
+    // `tensors` are to be copied; tensors like `staged` are copied at a time by `save_staged`. Host memory may lie
     // in `pinned`, which no copy may cross from one registered range into the next. With a `lag`, copies that are not
     // asynchronous pretend to be, see copy_progress.h.
     transfer(llama_context * ctx, const std::vector<ggml_tensor *> & tensors, const std::vector<copy_region> & staged,
@@ -83,7 +83,7 @@ public:
 
     bool is_async() const { return !lanes.empty() || pretends; }
 
-    // What has been computed, or will be by what is on its way, goes to `dst`.
+    // Copies rows to `dst` that have been computed, or will be by work on its way.
     void save_begin();
     void save(const copy_region & from, uint8_t * dst);
 
@@ -101,7 +101,7 @@ public:
     // `src`, which may be changed when it returns unless it is pinned, goes to the tensors.
     void put(const copy_region & to, const uint8_t * src);
 
-    // What has been computed, or will be by what is on its way, goes from one place to another, which has as many pieces of
+    // Copies rows that have been computed, or will be by work on its way, to another place, which has as many pieces of
     // the same size.
     void move_begin();
     void move(const copy_region & from, const copy_region & to);

@@ -78,7 +78,7 @@ public:
         return true;
     }
 
-    // What `start` copied, the last time or, where `before`, the time before that; it stays for one more `start`.
+    // The copy of the last `start` or, where `before`, of the one before that; it stays for one more `start`.
     py::array finish(bool before) {
         slot & from = slots[before ? 1 - at : at];
         if (from.buffer == nullptr) {
@@ -271,7 +271,7 @@ private:
     int call(const std::vector<run_state *> & states, size_t window) {
         batch.n_tokens = 0;
         for (run_state * state : states) {
-            // What the first call does not cover is there already; rows that are there are evaluated again to the same.
+            // Rows that the first call does not cover exist already; evaluating existing rows again gives the same ones.
             const size_t n_hidden = state->hidden.size() / width;
             const size_t first    = n_hidden == state->n_known ? 0 : n_hidden - std::min(window, n_hidden);
             llama_memory_seq_rm(llama_get_memory(ctx), state->seq, state->start + static_cast<llama_pos>(first), -1);

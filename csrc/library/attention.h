@@ -1,4 +1,4 @@
-// What attention of a model computes, only for `_pool`.
+// The attention of a model, only for `_pool`.
 #pragma once
 
 #include "llama-context.h"

@@ -7,15 +7,15 @@
 #include <cstdint>
 #include <vector>
 
-// What a cell has besides its position. Bytes of these are in files, see core/block.h.
+// The contents of a cell besides its position. Their bytes are in files, see core/block.h.
 struct cell_extra {
     int32_t x, y, token;
 };
 
 namespace library {
 
-// A cache that is a memory, or a part of one, which it must not outlive: a copy is the same cache. What the public functions
-// do to `memory()`, they do to it. Cells and sequence ids are the caller's to check.
+// A cache that is a memory, or a part of one, which it must not outlive: a copy is the same cache. The public functions
+// change it with `memory()`. Cells and sequence ids are the caller's to check.
 class cache {
 public:
     cache() = default;  // none

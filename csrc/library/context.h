@@ -1,4 +1,4 @@
-// What pyctl needs of contexts, tensors and events beyond the public functions of llama.cpp and ggml.
+// Functions of contexts, tensors and events beyond the public ones of llama.cpp and ggml.
 #pragma once
 
 #include "ggml-backend-impl.h"

@@ -30,7 +30,7 @@ template <typename T> T * exactly(llama_memory_t memory) {
     return typeid(*memory) == typeid(T) ? static_cast<T *>(memory) : nullptr;
 }
 
-// What the classes consist of; nothing of one that is not known.
+// The parts of the known classes; none for another class.
 memory_parts made_of(llama_memory_t memory) {
     memory_parts parts;
     if (auto * plain = exactly<llama_kv_cache>(memory)) {
@@ -62,7 +62,7 @@ memory_parts made_of(llama_memory_t memory) {
     return parts;
 }
 
-// Records where tensor data is that a part writes or reads, and what it writes beside; what it reads beside is `plain`.
+// Records where tensor data is that a part writes or reads, and the plain bytes that it writes; those that it reads are `plain`.
 struct recorder : llama_io_write_i, llama_io_read_i {
     std::vector<io_step> steps;
     std::vector<uint8_t> plain;

@@ -1,4 +1,4 @@
-// The memory of a context: its parts, and what the library writes of one, in an order that it alone decides.
+// The memory of a context: its parts, and the steps in which the library writes one, in an order of its own.
 #pragma once
 
 #include "library/cells.h"
@@ -27,7 +27,7 @@ struct memory_parts {
     std::string          type      = {};
 };
 
-// One step of what a part writes: plain bytes (tensor == nullptr), or `size` bytes of a tensor from `offset` on.
+// One step in which a part writes: plain bytes (tensor == nullptr), or `size` bytes of a tensor from `offset` on.
 struct io_step {
     ggml_tensor *        tensor = nullptr;
     size_t               offset = 0;
@@ -36,8 +36,8 @@ struct io_step {
 };
 
 // A part of each row of a tensor: `count` pieces of `size` bytes. They lie one after the other in the row of `tensor`, which
-// is on one device, from `offset` on; in the whole row from `place` on, `pitch` apart. What is the same on several devices
-// has a part for each.
+// is on one device, from `offset` on; in the whole row from `place` on, `pitch` apart. Data that several devices
+// mirror has a part for each.
 struct row_part {
     ggml_tensor * tensor;
     size_t        offset, size, count, pitch, place;
@@ -53,7 +53,7 @@ bool sees(llama_context * ctx, int64_t n, int64_t p);
 // Lets `seq` start in the first plane of a recurrent part, wherever a rollback has left it.
 void begin_anew(llama_memory_t recurrent, llama_seq_id seq);
 
-// What a part writes for `seq`; tensor data stays where it is.
+// The steps in which a part writes `seq`; tensor data stays where it is.
 std::vector<io_step> written(llama_memory_t part, llama_seq_id seq);
 
 // A part reads `plain` bytes for `seq`. Returns the tensor data that it reads, for the caller to fill.

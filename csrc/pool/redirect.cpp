@@ -95,7 +95,7 @@ void redirect::fill_mask(bool visible, int64_t row, int64_t n, int64_t column, i
     }
 }
 
-// Gives the first n rows to the tokens from position `to` on. Only what changes is written: between two batches
+// Gives the first n rows to the tokens from position `to` on. Only changes are written: between two batches
 // that is as many columns as the first one has tokens.
 void redirect::move_mask(int64_t to, int64_t n) {
     for (int64_t row = 0; row < n;) {
@@ -189,7 +189,7 @@ bool redirect::before(ggml_tensor * node) {
     return false;
 }
 
-// What is a view of an output that was moved.
+// Redirects a view of an output that was moved.
 void redirect::follow(ggml_tensor * node) {
     const ggml_tensor before = *node;
     node->buffer             = moved->buffer;

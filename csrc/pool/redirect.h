@@ -43,14 +43,14 @@ public:
     std::string end();
 
 private:
-    // What a node had before it was changed, and has now.
+    // A node before it was changed, and now.
     struct changed_node {
         ggml_tensor   before;
         void *        data;
         ggml_tensor * source;
     };
 
-    // A layer, and what its attention reads in this evaluation.
+    // A layer, and the rows that its attention reads in this evaluation.
     struct layer {
         bool                       stops;
         std::array<ggml_tensor, 2> views{};
@@ -86,7 +86,7 @@ private:
     std::unordered_map<const ggml_tensor *, part> part_of;          // by the library's own tensor
     const ggml_tensor *                           moved = nullptr;  // the last attention whose output is ours
     tensor_buffer                                 mask_buffer, index_buffer, pattern_buffer, output_buffer;
-    ggml_tensor                                   mask{}, index{};  // what nodes get, once for all
+    ggml_tensor                                   mask{}, index{};  // tensors that nodes get, once for all
     std::vector<int64_t>                          positions;        // of the tokens of the batch
     std::vector<int64_t>                          mask_at;          // of each row of the mask: see move_mask
 

@@ -176,7 +176,7 @@ int row_store::decode(const llama_batch & batch) {
     return code;
 }
 
-// What was written is not counted.
+// Rows of the failed evaluation do not count.
 void row_store::failed() {
     copies.finish();
     truncate(only_seq, n_rows);
@@ -278,7 +278,7 @@ int64_t row_store::position_after(llama_seq_id, int64_t p0, const std::vector<ro
     return spans.empty() ? p0 : spans.back().last;
 }
 
-// What is held lies where it belongs.
+// Held rows are in their place.
 void row_store::load_checked(llama_seq_id, int64_t, const std::vector<row_span> & spans) {
     stages->wait_home();
     copies.load_begin();

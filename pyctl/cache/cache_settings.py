@@ -69,7 +69,7 @@ def store_url(text: str) -> str:
             "whole path"
         )
     if any(letter in rest for letter in "@?#"):
-        raise ValueError("it must hold no key and no query: these come from the environment")
+        raise ValueError("it may contain neither key nor query: set keys in the environment")
     return text
 
 
@@ -160,7 +160,7 @@ class DiskSettings:
     interim_seconds: float = DISK.flag(
         5.0,
         "--kv-cache-interim",
-        "write snapshots of a prompt while it is evaluated, each time that so many seconds of "
+        "write snapshots of a prompt while it is evaluated, each time that this many seconds of "
         "evaluation and a sixteenth of the prompt are not on disk, 0 = never",
         number(0),
         "PYCTL_KV_CACHE_INTERIM",

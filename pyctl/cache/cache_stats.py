@@ -55,8 +55,8 @@ class Divergence:
 
     @property
     def is_by_chance(self) -> bool:
-        """True if the loss is no longer than what unrelated prompts share, such as the opening of a
-        request for a title.
+        """True if the loss is no longer than the part that unrelated prompts share, such as the
+        opening of a request for a title.
         """
         return self.position - self.nearest < MIN_SHARED
 
@@ -188,12 +188,12 @@ class CacheStats:
 
 SHOWN = 24
 
-"""Tokens shown of the end of each prefix, and of the beginning of what it adds to the one before.
+"""Tokens shown of the end of each prefix, and of the beginning of its tokens after the one before.
 """
 
 Tier: TypeAlias = Literal["device", "ram", "disk"]
 
-"""Where something of a snapshot lies."""
+"""The places of a snapshot's data."""
 
 
 @dataclass(frozen=True)

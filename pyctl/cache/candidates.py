@@ -1,4 +1,4 @@
-"""The positions at which a prompt can resume: what each keeps of the live rows, and where the rest
+"""The positions at which a prompt can resume: the live rows that each keeps, and where the rest
 comes from.
 """
 
@@ -70,8 +70,8 @@ class Candidate:
         """Append the rows of the snapshot to ``live``, which has ``n_kept`` rows, and load its
         state. Without a snapshot, cut ``live``.
 
-        Yields what it waits for: nothing here. Raises StateError if the bytes do not fit the model,
-        OutOfCellsError without room.
+        Yields nothing, since it waits for no read. Raises StateError if the bytes do not fit the
+        model, OutOfCellsError without room.
         """
         if self.snapshot is not None:
             state = self.snapshot.state if self.n == self.snapshot.n else None

@@ -36,7 +36,7 @@ def _of_names(cache: RamCache) -> Iterator[str]:
         if cache.get(snapshot.prefix) is not snapshot:
             yield f"{snapshot.prefix.name} is not found by its name"
     if not cache.index.pinned <= set(snapshots):
-        yield "a pinned snapshot is gone"
+        yield "a pinned snapshot is missing"
 
 
 def _of_sizes(cache: RamCache) -> Iterator[str]:

@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 
 SPARE_STATES = 4
 SPARE_PART = 4
-"""Rows that wait leave room for so many states, or this part of what may wait, whichever is less:
-without memory that is ready a state takes a hundred milliseconds to be saved instead of six
+"""Rows that wait leave room for this number of states, or this part of the bytes that may wait, if
+less: without memory that is ready a state takes a hundred milliseconds to be saved instead of six
 (bench/results/gpu-long.md).
 """
 

@@ -21,7 +21,7 @@ PIECE_BYTES = limit(
 MAX_UNWRITTEN_BYTES = limit(
     2**29,
     "evicted snapshots that wait to be written",
-    "the least worth are dropped",
+    "the least valuable are dropped",
     "memory",
     "bytes",
 )

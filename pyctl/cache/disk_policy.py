@@ -69,7 +69,7 @@ class DiskPolicy:
     * ``auto``: the scope is the longest prefix shared with one of the newest ``window`` prompts,
       aligned down to a boundary. It is persisted, but alone it would leave two holes. Prompts
       differ at ever shallower places, each a miss until the shallowest has been seen: so the first
-      boundary, the system and tools head, is persisted as soon as it is shared. And what a
+      boundary, the system and tools head, is persisted as soon as it is shared. And the part that a
       conversation shares with its last turn is one turn old: so the prompt is expected to be left
       as many boundaries before its end as it left the nearest one, or as that one had left its own,
       and the deeper of these places is persisted. For a conversation that is the generation header;

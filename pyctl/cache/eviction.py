@@ -65,7 +65,7 @@ class Likelihoods:
         end: The conversation goes on at its end.
         head: A new conversation starts as this one did. Where the opening is not known, the weight
             goes to the first snapshot.
-        system: The conversation is cleared or summarised, and goes on after its first boundary.
+        system: The conversation is cleared or summarised, and continues after its first boundary.
         near_end: Tokens from the end within which all distances are equally likely.
         again: Each further time that prompts parted at a snapshot makes one more likely.
         turn: The snapshot before the user's newest message. Clients that rewrite a history when the

@@ -131,8 +131,8 @@ class DeviceCells(Protocol):
     """The cells of a memory on the device, where rows can be *held* for the cache.
 
     Held rows stay on the device whatever becomes of their sequence, in cells that
-    sequences do not see. What needs such a cell has its rows moved to another one first, and is
-    refused with OutOfCellsError if there is none, so held rows are never lost by themselves. A cell
+    sequences do not see. An operation that needs such a cell moves its rows to another one
+    first, and is refused with OutOfCellsError if there is none, so held rows are never lost. A cell
     that a sequence has and that is held counts once, as does one that is held twice. In a pool
     nothing moves: a position has one cell, refused until the held row is released.
     """
@@ -214,7 +214,7 @@ class SequenceMemory(Protocol):
         """
 
     def synchronize(self) -> None:
-        """Wait until every block that was saved is complete. What loads blocks need not wait."""
+        """Wait until every block that was saved is complete. Loads of blocks need not wait."""
 
     def block_bytes(self) -> BlockBytes:
         """Return the bytes of all saved blocks."""
@@ -225,11 +225,11 @@ class SequenceMemory(Protocol):
         """
 
     def rollback(self, seq: int, n: int) -> int:
-        """Take back what the last evaluation added to ``seq`` from ``n`` on, drafts only, and once
-        only.
+        """Take back the tokens that the last evaluation added to ``seq`` from ``n`` on, drafts
+        only, and once only.
 
         Returns how many tokens the sequence holds now: ``n``, or fewer when it had to go back to a
-        mark. StateError beyond what can be taken back; the sequence is empty then.
+        mark. StateError beyond the rollback distance; the sequence is empty then.
         """
 
     def clear(self, seq: int) -> None:
@@ -250,7 +250,7 @@ needs, now or soon.
 """
 
 AGAIN_SECONDS = 0.02
-"""How soon to look again whether a segment is written, or RAM has room for one."""
+"""Seconds until the next look whether a segment is written, or RAM has room for one."""
 
 
 @dataclass(frozen=True)

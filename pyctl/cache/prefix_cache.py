@@ -177,7 +177,7 @@ class PrefixCache:
         )
         if may_branch and self._has_branch(lookup, seq.n, n_common):
             cuts = sorted({*cuts, *points.filter([n_common])})
-        # What goes to disk has to be among the counts at which snapshots are taken.
+        # Positions for the disk have to be among those at which snapshots are taken.
         persist = tuple(last_end(places, n) for n in disk_positions)
         turn = last_end(places, next_turn(prompt, n_common))
         return CachePlan(lookup.match, tuple(cuts), persist, restored, turn)
@@ -197,8 +197,8 @@ class PrefixCache:
         self, request: CacheRequest, plan: CachePlan, seq: LiveSequence, clock: Callable[[], float]
     ) -> InterimSnapshots:
         """Return the interim snapshots of the prompt of ``request``, which ``seq`` holds as far as
-        it was restored. A background request has none: no client waits for what a kill would lose.
-        ``clock`` gives monotonic seconds.
+        it was restored. A background request has none: no client waits for the tokens that a kill
+        would lose. ``clock`` gives monotonic seconds.
         """
         return InterimSnapshots(
             self.cache,

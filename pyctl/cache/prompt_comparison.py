@@ -89,8 +89,8 @@ def compare_prompts(
 def _latest_of_conversation(
     prompt: Prompt, pairs: Iterable[tuple[RecentPrompt, int]]
 ) -> tuple[RecentPrompt, int] | None:
-    """Return the newest of the recent prompts with the first message of ``prompt``, and what they
-    share; None without one.
+    """Return the newest of the recent prompts with the first message of ``prompt``, and the length
+    that they share; None without one.
     """
     given = prompt.sections
     if given is None:

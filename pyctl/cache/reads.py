@@ -39,7 +39,7 @@ class Reads(ABC):
 
 
 Reading: TypeAlias = Generator[Reads, None, R]
-"""Yields what it waits for and returns its result."""
+"""Yields the reads that it waits for and returns its result."""
 
 
 def finished(reads: Reads) -> Reading[None]:

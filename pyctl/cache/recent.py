@@ -1,4 +1,4 @@
-"""Recent prompts: what a new prompt shares with each of them."""
+"""Recent prompts, and the length that a new prompt shares with each of them."""
 
 from __future__ import annotations
 
@@ -143,8 +143,8 @@ class RecentPrompts:
         self._max_tokens = max_tokens
         self.listener: Callable[[Tokens], None] | None = None
         self._recent: tuple[RecentPrompt, ...] = ()
-        # What newer prompts share with older ones is known since they came; most comparisons follow
-        # from it.
+        # Lengths that newer prompts share with older ones were counted at their arrival; most
+        # comparisons follow from them.
         self._all_places = frozenset(range(capacity + 1))
         self._places: tuple[int, ...] = ()
         self._shared = np.zeros((capacity + 1, capacity + 1), np.int32)

@@ -43,7 +43,7 @@ __all__ = [
 DIGEST_BYTES = 16
 
 Source: TypeAlias = Literal["none", "live", "ram", "disk"]
-"""Where a restored prefix came from; ``live`` is the sequence inside llama.cpp."""
+"""The source of a restored prefix; ``live`` is the sequence inside llama.cpp."""
 
 
 @dataclass(frozen=True)

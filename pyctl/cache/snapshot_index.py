@@ -1,4 +1,4 @@
-"""The snapshots of a RAM cache: where each is found, what it shares, and which of them stay."""
+"""The snapshots of a RAM cache: the place of each, its shared segments, and which of them stay."""
 
 from __future__ import annotations
 

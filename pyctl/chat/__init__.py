@@ -36,9 +36,9 @@ def jinja_text(text: str) -> str:
         return CHATML
     if "{" not in text:
         raise ValueError(
-            f"{text!r} is not a Jinja template. Of llama.cpp's names only chatml is known: leave "
-            "the flag out to use "
-            "the file's own template, or give a Jinja file with --chat-template-file"
+            f"{text!r} is not a Jinja template. Of llama.cpp's names only chatml is supported: "
+            "leave the flag out to use the file's own template, or pass a Jinja file as "
+            "--chat-template-file"
         )
     return text
 

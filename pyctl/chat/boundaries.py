@@ -104,7 +104,7 @@ def headers(
     """Return the ``boundaries`` at which the assistant starts, with the tokens ``start``; None
     without any such tokens.
 
-    One whose tokens are not all there is none yet: what starts there shows when they are.
+    One whose tokens are not all there is none yet: its special token is known once they are.
     """
     if not start:
         return None

@@ -1,5 +1,5 @@
-"""A model's way of writing conversations: a chat request becomes a prompt, what binds the reply,
-and the way back.
+"""A model's way of writing conversations: a chat request becomes a prompt, a constraint of the
+reply, and the way back.
 """
 
 from __future__ import annotations

@@ -282,7 +282,7 @@ class _Writer:
         return f'"{opening}" {_BLANKS} {inner} {_BLANKS} "{end}"'
 
     def _key(self, name: str) -> str:
-        """Return the name of a member, and what stands between it and the value."""
+        """Return the name of a member, and the text between it and the value."""
         text = self._rules.quoted(_as_text(name))
         return self._counted(f'{text} {_BLANKS} ":" {_BLANKS}')
 

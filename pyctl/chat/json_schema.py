@@ -1,5 +1,5 @@
-"""JSON schemas made ready for the grammar library: what counts is kept, the rest dropped, and every
-size is bounded.
+"""JSON schemas made ready for the grammar library: keywords that bind are kept, the rest dropped,
+and every size is bounded.
 
 docs/serve.md lists the keywords that bind a reply, and those that do not. As in llama-server, an
 object with ``properties`` has no others unless the schema allows or requires them, a list of

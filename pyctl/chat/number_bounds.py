@@ -49,7 +49,7 @@ def number_bounds(schema: JsonObject, *, whole: bool) -> JsonDict:
 def _integer_bounds(bounds: Mapping[str, float], factor: Any) -> JsonDict:
     """Return the bounds of an integer, both of them, with a ``factor`` that is whole.
 
-    Raises RequestError if no integer lies between them.
+    Raises RequestError if there is no integer between them.
     """
     lowest = _lowest_integer(bounds)
     highest = _highest_integer(bounds)
@@ -61,7 +61,7 @@ def _integer_bounds(bounds: Mapping[str, float], factor: Any) -> JsonDict:
     if lowest is None and low > high:
         low = _MIN_SIGNED
     if low > high:
-        raise RequestError(f"no integer lies between minimum {low} and maximum {high}")
+        raise RequestError(f"there is no integer between minimum {low} and maximum {high}")
     ready = {"minimum": low, "maximum": high}
     if isinstance(factor, int | float) and 0 < factor < 2**31 and factor == int(factor):
         ready["multipleOf"] = int(factor)

@@ -41,7 +41,7 @@ class RenderedChat:
     the tag of its reasoning on if there is one. ``parts`` are the text in pieces, with the tokens
     of replies that are replayed, and empty if there are none. The reply stands at
     ``conversation_key`` of the conversation, empty if no replies are remembered. ``images`` are
-    those in the text, by their marks. ``sections`` are digests of what the client sent.
+    those in the text, by their marks. ``sections`` are digests of the client's sections.
     """
 
     text: str

@@ -63,7 +63,7 @@ class Replay:
         """Read the replies of earlier processes from the log at ``path``."""
         self.mode = mode
         self._max_bytes = max_bytes
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards the members below
         self._replies: OrderedDict[bytes, list[SampledReply]] = OrderedDict()
         self._n_bytes = 0
         self._run_soon = run_soon

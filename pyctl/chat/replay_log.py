@@ -45,7 +45,7 @@ class ReplayLog:
 
     A file that is half of that becomes the older one, whose place it takes: nothing has to be
     rewritten, and replies unused since the last time are forgotten. ``spend`` is called before
-    bytes are written, and returns False after enough today. What the disk refuses is a warning and
+    bytes are written, and returns False after enough today. A refusal of the disk is a warning and
     no error. Several processes may append; within one, one thread at a time.
     """
 

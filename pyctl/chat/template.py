@@ -1,5 +1,5 @@
 """Chat templates: rendering them as transformers does, but for members that are missing, which are
-nothing, as in llama-server; and rendering samples to find out what they can express.
+nothing, as in llama-server; and samples that show the features of a template.
 """
 
 from __future__ import annotations

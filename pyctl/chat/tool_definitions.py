@@ -184,7 +184,9 @@ def read_tools(
     if has_tools and names is not None:
         unknown = names - {tool["function"]["name"] for tool in tools}
         if unknown:
-            raise RequestError(f"'tool_choice' names {min(unknown)!r}, which is none of the tools")
+            raise RequestError(
+                f"'tool_choice' names {min(unknown)!r}, which is not among the tools"
+            )
         tools = [tool for tool in tools if tool["function"]["name"] in names]
     if mode == "required" and not has_tools:
         raise RequestError("'tool_choice' requires a call, and the request has no 'tools'")

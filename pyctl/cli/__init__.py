@@ -105,7 +105,7 @@ def _run(command: str, argv: Sequence[str]) -> int:
     The imports are in the order of their cost: a wrong flag is refused before anything heavy is
     loaded, and the environment is set before the libraries that read it.
     """
-    # Help and mistakes end in the parsing, before what takes a while to import.
+    # Help and mistakes end in the parsing, before the slow imports.
     if command in OWN_FLAGS:
         return _function(OWN_FLAGS[command])(argv)
     from pyctl.cli.arguments import parse_chat, parse_serve

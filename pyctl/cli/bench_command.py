@@ -81,7 +81,7 @@ def run_bench(argv: Sequence[str]) -> int:
         raise ConfigError(f"--depths takes 1 to {MAX_DEPTHS} numbers of tokens")
     flags = _server_flags(settings, rest)
     if head_flags := _head_flags(settings, flags):
-        flags = (*flags, "--spec-type", "none")  # what drafts gain is a separate row
+        flags = (*flags, "--spec-type", "none")  # the gain of drafts is a separate row
     peer = _peer(options.llama_server, flags) if options.llama_server else ()
     with ending_by_signal(), _work_directory(settings) as work:
         measured = BenchOptions(

@@ -51,12 +51,17 @@ def run_cache(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
         )
     except RuntimeError as error:
         raise ConfigError(f"no directory; pass {DIRECTORY.names} or set {DIRECTORY.env}") from error
-    if not path.is_dir():
-        raise ConfigError(f"{path} is not a directory")
     # Only now: --help needs none of it.
     from pyctl.disk.directory import CacheDirectory
     from pyctl.disk.file_format import INDEX
 
+    is_default = not arguments.kv_cache_dir
+    if is_default and arguments.run is _list and not (path / INDEX).exists():
+        # No server has run yet: no fault of the user, who named no directory.
+        print("[]" if arguments.json else f"no snapshots: {path} has not been used yet")
+        return 0
+    if not path.is_dir():
+        raise ConfigError(f"{path} is not a directory")
     if arguments.run is not _verify and not (path / INDEX).exists():
         raise ConfigError(f"no prefix cache in {path}")
     try:
@@ -69,7 +74,7 @@ def run_cache(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
 def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     """Return the parser of `pyctl cache` with its commands, whose function is ``run``."""
     parser = CommandParser(
-        prog="pyctl cache", description="Look through a cache directory and keep it tidy."
+        prog="pyctl cache", description="List, check and change a directory of snapshots."
     )
     shared = CommandParser(add_help=False)
     where = f"the directory of the servers (default: {DIRECTORY.default.partition(',')[0]})"
@@ -89,18 +94,20 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
 
     listed = command("ls", _list, "list the snapshots by model, the last used first", epilog=MARKS)
     listed.add_argument("--model", metavar="NAME", default="", help="only snapshots of this model")
-    listed.add_argument("--json", action="store_true", help="everything that is known, as JSON")
+    listed.add_argument("--json", action="store_true", help="print every field as JSON")
     verify = command("verify", _verify, "read every byte and compare the files with the index")
     verify.add_argument(
         "--fix", action="store_true", help="remove damaged and useless files, adopt whole ones"
     )
     prune = command(
-        "prune", _prune, "remove the snapshots of least worth until the directory has a size"
+        "prune", _prune, "remove the least valuable snapshots until the rest fits --kv-cache-budget"
     )
     prune.add_argument(
-        "--kv-cache-budget", type=int, default=-1, metavar="MiB", help="the size in MiB, required"
+        "--kv-cache-budget", type=int, default=-1, metavar="MiB", help="MiB to keep, required"
     )
-    prune.add_argument("--dry-run", action="store_true", help="only print what would be freed")
+    prune.add_argument(
+        "--dry-run", action="store_true", help="only print the MiB that would be freed"
+    )
     for name, function, text in (
         ("pin", lambda directory, name: directory.pin(name, True), "keep snapshots from eviction"),
         (
@@ -139,31 +146,33 @@ def _list(directory: CacheDirectory, arguments: argparse.Namespace) -> int:
         )
         _print_lines([_line(entry, time.time()) for entry in of_model])
         print()
+    if not entries:
+        of_model = f" of {one_line(arguments.model)}" if arguments.model else ""
+        print(f"no snapshots{of_model} in {directory.path}")
+        return 0
     print(
         f"{_count(len(entries), 'snapshot')} of {_count(len(models), 'model')}, "
         f"{directory.n_bytes / MIB:.1f} MiB"
     )
-    if n_bytes := directory.auxiliary_bytes():
-        print(
-            f"{n_bytes / MIB:.1f} MiB of these are texts: recent prompts, and replies that return "
-            "in prompts"
-        )
+    n_bytes = directory.auxiliary_bytes()
+    if n_bytes >= MIN_SHOWN:
+        print(f"{n_bytes / MIB:.1f} MiB of these are texts of recent prompts and replies")
     if any(not entry.exact for entry in entries):
-        print(f"{NO_EXACT}: sound, but not for --exact (pyctl cache ls --help)")
+        print(f"{NO_EXACT}: undamaged, but not used with --exact (pyctl cache ls --help)")
     return 0
 
 
 HEAD = ("id", "tokens", "MiB", "age", "used", "hits", "marks", "text")
 MIN_TEXT = 12
+MIN_SHOWN = MIB // 20
+"""Bytes below which a size is 0.0 MiB, and so has no line."""
 
 NO_EXACT = "no-exact"
 
 MARKS = (
-    f"marks: pinned, kept from eviction; {NO_EXACT}, sound, with rows that a cold run computes in "
-    "other batches, such "
-    "as a reply's: their last bits may differ, so --exact does not use them; older, made under "
-    "the rules of another "
-    "release."
+    f"marks: pinned, kept from eviction; {NO_EXACT}, has rows that a cold run computes in other "
+    "batches, such as a reply's: their last bits may differ, so --exact does not use them; older, "
+    "made under the rules of another release."
 )
 
 

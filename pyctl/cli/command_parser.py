@@ -32,7 +32,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 class CommandParser(argparse.ArgumentParser):
-    """An ArgumentParser that raises ConfigError for what it cannot read."""
+    """An ArgumentParser that raises ConfigError for arguments that it cannot read."""
 
     @classmethod
     def beside_serve(cls, prog: str, usage: str, description: str) -> CommandParser:
@@ -50,6 +50,6 @@ class CommandParser(argparse.ArgumentParser):
         if action.choices is not None and value not in action.choices:
             hint = (
                 did_you_mean(value, action.choices)
-                or f"; it is none of {', '.join(action.choices)}"
+                or f"; it is not one of {', '.join(action.choices)}"
             )
             raise ConfigError(f"{self.prog} {value}: no such command{hint}")

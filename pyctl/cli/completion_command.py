@@ -116,6 +116,6 @@ def _values(flag: Flag | argparse.Action) -> list[str] | None:
     try:
         flag.convert("?")
     except ValueError as error:  # a choice names its options
-        if (named := re.search(r"is none of (.+)", str(error))) is not None:
+        if (named := re.search(r"is not one of (.+)", str(error))) is not None:
             return named[1].split(", ")
     return []

@@ -99,7 +99,7 @@ def with_directory(
             disk_mib = _disk_mib(disk, free_bytes(directory) + opened.n_bytes)
     except OSError as error:
         reason = error.strerror or error
-        # It passes, while a service manager would not restart what ends with exit code 2.
+        # It passes, while a service manager would not restart a program that ends with exit code 2.
         if is_full(directory, error, free_bytes):
             log.warning(
                 "no disk cache: no space for %s: %s; the next start tries again", directory, reason

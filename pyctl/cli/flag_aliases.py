@@ -29,7 +29,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class BoundBySchema:
-    """A JSON schema in the place of a grammar, and what becomes of it."""
+    """A JSON schema in the place of a grammar, and its result."""
 
     schema: Any
     grammar: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from pyctl.errors import ConfigError
 from pyctl.settings.setting import Flag, Section
@@ -43,8 +43,8 @@ _ESSENTIAL = {
 def help_text(
     command: str, usage: str, sections: Mapping[Section, Iterable[Flag]], topic: str = ""
 ) -> str:
-    """Return the help of ``command`` on ``topic``: a section, a part of a flag, ``all``, or "" for
-    the essentials.
+    """Return the help of ``command`` on ``topic``: a section, a part of a flag, a word of its text,
+    ``all``, or "" for the essentials.
 
     ConfigError if nothing has that name.
     """
@@ -53,17 +53,12 @@ def help_text(
     shown = {section: list(flags) for section, flags in sections.items()}
     if topic != "all":
         chosen = {section: flags for section, flags in shown.items() if topic in section.title}
-        shown = chosen or {
-            section: matching
-            for section, flags in shown.items()
-            if (
-                matching := [
-                    each
-                    for each in flags
-                    if any(topic.lstrip("-") in name for name in each.spellings())
-                ]
-            )
-        }
+        name = topic.lstrip("-")
+        shown = (
+            chosen
+            or _matching(shown, lambda flag: any(name in each for each in flag.spellings()))
+            or _matching(shown, lambda flag: topic in flag.help)
+        )
     if not shown:
         raise ConfigError(f"--help: no section or flag {topic!r}; sections: {_titles(sections)}")
     lines = [f"usage: {usage}"] if topic == "all" else []
@@ -74,6 +69,16 @@ def help_text(
             *(line for flag in flags for line in _described(flag, with_default=True)),
         ]
     return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def _matching(
+    sections: Mapping[Section, list[Flag]], is_shown: Callable[[Flag], bool]
+) -> dict[Section, list[Flag]]:
+    """Return the flags for which ``is_shown`` is true, and the sections that have some."""
+    found = {
+        section: [flag for flag in flags if is_shown(flag)] for section, flags in sections.items()
+    }
+    return {section: flags for section, flags in found.items() if flags}
 
 
 def _essentials(command: str, usage: str, sections: Mapping[Section, Iterable[Flag]]) -> str:

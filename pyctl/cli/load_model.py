@@ -91,7 +91,7 @@ class ModelLoad:
         self._thread.start()
 
     def take(self) -> LoadedModel:
-        """Wait for the model and return it to its new owner. Raises what `load_model` raises."""
+        """Wait for the model and return it to its new owner. Raises the errors of `load_model`."""
         model = self._result.result()
         self._is_taken = True
         return model
@@ -168,7 +168,7 @@ def _load(
         for warning in plan.warnings(budget):
             log.warning("%s", warning)
         if settings.model.n_gpu_layers != 0 and not memory.is_pinned:
-            # While the model loads; what a restart will bring back goes into memory that is ready
+            # While the model loads; snapshots that a restart restores go into memory that is ready
             # for it.
             n_stored = 0
             unwritten = 0

@@ -115,8 +115,8 @@ class LineFormatter(logging.Formatter):
     """A formatter that shows text from elsewhere with escapes, in one line, so that it cannot forge
     lines of the log.
 
-    That holds for the arguments of a message. What else has more lines (a table, a traceback) has
-    them indented, so that none looks like a message. With ``is_coloured``, time, marks and
+    That holds for the arguments of a message. Other texts of several lines (a table, a traceback)
+    are indented, so that no line looks like a message. With ``is_coloured``, time, marks and
     ``strong`` text have colours.
     """
 

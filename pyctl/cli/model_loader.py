@@ -56,7 +56,7 @@ class ModelLoader:
             self._plan = None
             self._is_loaded = False
         if settings.pool.n_pooled and self._plan is None:
-            return False  # a pool takes what it finds
+            return False  # a pool takes the cells that are free
         if self._plan is None:
             self._plan = required_memory(settings.model, settings.drafts, settings.vision)
         return has_room(self._plan, is_known=self._is_loaded)

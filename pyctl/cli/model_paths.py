@@ -78,7 +78,7 @@ def with_model(settings: CommandSettings) -> CommandSettings:
     if model.path:
         return settings
     path = builtin_model()
-    log.warning("no -m given: running the built-in model, which only remembers what it is told")
+    log.warning("no -m given: running the built-in model, which repeats facts of the conversation")
     model = replace(model, path=str(path), n_ctx=model.n_ctx or BUILTIN_CTX)
     chat = replace(chat, template_kwargs={"enable_thinking": False, **chat.template_kwargs})
     if not (drafts.draft_types or drafts.draft_path):

@@ -47,11 +47,10 @@ def _parser() -> CommandParser:
     parser = CommandParser.beside_serve(
         "pyctl models",
         "pyctl models [--json] [--models-dir DIR] [--models-preset FILE] [flags of pyctl serve]",
-        "List the models that were fetched or downloaded, and models of a directory and of "
-        "presets: their sizes, and "
-        "the context that fits the memory that is free now, from the heads of the files.",
+        "List local models: downloads, and those of a directory or of presets, with their sizes "
+        "and the context that fits the memory that is free now.",
     )
-    parser.add_argument("--json", action="store_true", help="everything that is known, as JSON")
+    parser.add_argument("--json", action="store_true", help="print every field as JSON")
     return parser
 
 

@@ -168,7 +168,7 @@ def _add_sections(router: RouterSettings, models: dict[str, _Known]) -> dict[str
                 raise ConfigError(
                     f"{where}: unknown key {unknown[0]}{did_you_mean(unknown[0], _keys())}"
                 )
-            raise ConfigError(f"{where} needs the key model or hf-repo: no such model is here")
+            raise ConfigError(f"{where} needs the key model or hf-repo: no such model is installed")
     return general
 
 
@@ -206,7 +206,7 @@ def read_presets(path: Path) -> dict[str, dict[str, str]]:
             section[pair[1]] = pair[2].strip(" \t")
         elif _NOTE.sub("", line):
             raise ConfigError(
-                f"{path} is no INI file: line {line_number} is neither [NAME] nor KEY = VALUE"
+                f"{path} is not an INI file: line {line_number} is neither [NAME] nor KEY = VALUE"
             )
     for section in sections.values():
         section.pop("version", None)
@@ -263,7 +263,7 @@ def _preset(
     The section's flags are first parsed without others, for the names that they give the model, and
     once with the command line. Raises ConfigError, which names the section.
     """
-    # What is the model's own stands last: it wins over another spelling of the same flag.
+    # The model's own keys are last: they win over another spelling of the same flag.
     section = {
         key: value for key, value in general.items() if key not in known.section
     } | known.section

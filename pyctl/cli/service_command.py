@@ -78,5 +78,5 @@ def _quoted(word: str) -> str:
 def _printable(word: str) -> str:
     """Return ``word``. Raises ConfigError for control characters, which may start a new line."""
     if not word.isprintable():
-        raise ConfigError(f"{word!r} cannot stand in a unit")
+        raise ConfigError(f"{word!r} cannot be part of a unit")
     return word

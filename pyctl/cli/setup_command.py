@@ -117,10 +117,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="pyctl setup",
         description="Get llama.cpp for this machine's NVIDIA card: from a release of pyctl, or "
-        "compiled here if that "
-        "does not serve the card. CUDA comes from PyPI. pyctl finds the result at its next start. "
-        "A build that was "
-        "interrupted goes on where it stopped.",
+        "compiled here if that does not serve the card. CUDA comes from PyPI. pyctl finds the "
+        "result at its next start. An interrupted build resumes where it stopped.",
     )
     target = parser.add_mutually_exclusive_group()
     target.add_argument(
@@ -151,7 +149,7 @@ def _parser() -> argparse.ArgumentParser:
     release.add_argument(
         "--pinned", action="store_true", help="go back to the release for which pyctl was made"
     )
-    parser.add_argument("--dry-run", action="store_true", help="print what would be done")
+    parser.add_argument("--dry-run", action="store_true", help="print the plan and change nothing")
     parser.add_argument("--yes", "-y", action="store_true", help="answer yes to all questions")
     return parser
 
@@ -236,7 +234,7 @@ def _agreed(
         return True
     if not sys.stdin.isatty():
         raise ConfigError("this needs an answer, and there is no terminal to give it; pass --yes")
-    return input("go on? [Y/n] ").strip().lower() in ("", "y", "yes")
+    return input("continue? [Y/n] ").strip().lower() in ("", "y", "yes")
 
 
 def _use_release(plan: BuildPlan, home: Path, work: Path, file: ReleaseFile) -> BuiltLibraries:
@@ -260,7 +258,7 @@ def _build(
     """Fetch missing sources, compile, and collect the libraries."""
     compiler = check_compiler(machine)
     pip = pip_command(work)
-    print("fetching what the build needs", flush=True)
+    print("fetching the tools for the build", flush=True)
     release = open_release(pip, arguments.llama_cpp or "", work)
     tools = install_tools(pip, work)
     toolkit = install_toolkit(pip, work, compiler) if plan.architectures else None

@@ -159,8 +159,8 @@ def saved_text(today: Saved) -> str:
 
 
 def cache_text(budget: int, directory: str, entries: Sequence[Entry]) -> str:
-    """Return the size of the cache in RAM, and what ``directory`` holds for this model; it is ""
-    without one.
+    """Return the size of the cache in RAM, and of the part of ``directory`` for this model; it is
+    "" without one.
 
     ``budget`` is in bytes, -1 for no limit.
     """

@@ -1,4 +1,4 @@
-"""The versions of what runs here."""
+"""The versions of pyctl, llama.cpp and their libraries."""
 
 from __future__ import annotations
 

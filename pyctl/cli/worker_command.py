@@ -42,7 +42,7 @@ def run_worker(argv: Sequence[str]) -> int:
         raise ConfigError(
             f"--host {arguments.host}: {error.strerror or error}; an IPv4 address is needed"
         ) from error
-    # Flags are read before what takes a while to import.
+    # Flags are read before the slow imports.
     from pyctl.llama.library.rpc import serve_devices
 
     devices = _chosen(arguments.device.split(",") if arguments.device else [])

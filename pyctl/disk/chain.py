@@ -264,7 +264,7 @@ def _tokens(chain: list[StoredFile], state: StateName) -> Tokens:
             not first < last <= file.name.end
             for first, last in pairwise((file.start, *file.batch_ends))
         ):
-            raise CorruptFileError(str(file.name), "ends that are none of its positions")
+            raise CorruptFileError(str(file.name), "ends outside its positions")
         pieces.append(file.tokens[: file.last - file.start])
         running.update(_bytes(pieces[-1]))
     if running.digest() != state.digest:

@@ -179,7 +179,7 @@ class CacheDirectory:
 
         Without ``is_shown``, `contents` stays the same object unless a file comes or goes.
         """
-        # The outer hold keeps the mirror this thread's until it shows what the transaction did.
+        # The outer hold keeps the mirror this thread's until it shows the transaction's changes.
         with _as_os_error(), self._index.idle():
             transaction = None
             try:

@@ -80,7 +80,7 @@ MODEL = "model"
 MAX_NAME_BYTES = 256
 
 SIZES = "sizes"
-"""How large the parts of a fingerprint's files have to be."""
+"""The sizes that the parts of a fingerprint's files must have."""
 
 MAX_TOKENS = limit(2**24, "tokens of a prefix on disk", "neither written nor read", "disk")
 
@@ -411,7 +411,7 @@ def unpack(data: bytes, file: str, file_size: int) -> Header | int:
     try:
         header = _unpack_fields(data[: size - _DIGEST_BYTES], kind, bool(flags & EXACT))
     except (struct.error, ValueError, ZeroDivisionError) as error:
-        raise CorruptFileError(file, f"a header that makes no sense ({error})") from None
+        raise CorruptFileError(file, f"an invalid header ({error})") from None
     if header_size(header) != size or header.offsets[-1] != total or not _is_possible(header):
         raise CorruptFileError(file, "a header with wrong sizes")
     if str(header.name) != file:

@@ -24,7 +24,8 @@ __all__ = ["Index", "IndexVersion", "Key", "Record", "file_path", "is_corrupt"]
 SCHEMA_VERSION = 1
 
 BUSY_SECONDS = 10.0
-"""How long a transaction waits for another process; each lasts as long as some renames and unlinks.
+"""Seconds that a transaction waits for another process; each lasts as long as some renames and
+unlinks.
 """
 
 DAYS_KEPT = 30

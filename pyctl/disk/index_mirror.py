@@ -2,7 +2,7 @@
 
 Two things are kept between transactions, so that neither a lookup nor a write reads the whole
 index: `Contents`, the stored states by fingerprint, for lookups on any thread, and the `FileGraph`,
-all files with what they depend on, for writers.
+all files with their dependencies, for writers.
 
 SQLite gives each connection a number, `PRAGMA data_version`, that changes when another connection
 has committed. All changes of this process go through one connection, and the thread that makes one

@@ -128,7 +128,7 @@ class StoreReader:
     ) -> PendingSnapshot:
         """Start to read the state ``top`` and the rows of ``chain``, the shallowest segment first.
 
-        What is beyond ``max_bytes`` is deferred, but never all.
+        Reads beyond ``max_bytes`` are deferred, but never all of them.
         """
 
         def read(jobs: list[Job]) -> DiskReads:

@@ -33,7 +33,7 @@ MAX_PROMPT_BYTES = 8 * MAX_TOKENS
 """Tokens and boundaries of the longest prompt."""
 
 MAX_NS = 2**64 - 1
-"""What a name has room for."""
+"""The latest time that a name has room for, in nanoseconds."""
 
 DEFAULT_FILE_BYTES = 2**25
 """Room for some 12 million tokens."""

@@ -68,7 +68,7 @@ MAX_FAILURES = limit(
 LOOK_SECONDS = 5.0
 IDLE_SECONDS = 60.0
 PAUSE_SECONDS = 30.0
-"""How often to list the store while there are requests, and without them, and how long it rests."""
+"""Seconds between two lists of the store: with requests, without them, and after faults."""
 
 Clock: TypeAlias = Callable[[], float]
 """A monotonic clock in seconds."""
@@ -230,7 +230,7 @@ class RemoteStore:
     folder of the same model on disk, where ``writer`` adopts the files.
 
     One thread lists the store, and sends the files that it lacks. The engine's thread calls `find`
-    and `fetch`, which never wait. What was found to be of no use is not fetched again.
+    and `fetch`, which never wait. Files that proved useless are not fetched again.
     """
 
     def __init__(

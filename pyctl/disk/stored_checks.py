@@ -1,4 +1,4 @@
-"""The stored snapshots as checks use them: what there is, its bytes, and the way out."""
+"""The stored snapshots as checks use them: their list, bytes and removal."""
 
 from __future__ import annotations
 

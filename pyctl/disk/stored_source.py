@@ -18,8 +18,8 @@ class StoredSource:
     """The `SnapshotSource` of a snapshot on disk.
 
     A restore shares segments that RAM has. A check must not: the bytes of the files count. So the
-    segments of ``snapshot`` are new ones that stay without rows, and the caller owns what `rows`
-    and `state` return.
+    segments of ``snapshot`` are new ones that stay without rows, and the caller owns the blocks
+    that `rows` and `state` return.
     """
 
     def __init__(

@@ -92,7 +92,7 @@ class Transaction:
     def restore_files(self) -> None:
         """Give the deleted files their names back, after a rollback."""
         for temp, path in self._removed.items():
-            with suppress(OSError):  # what the drive refuses stays a miss until the next recovery
+            with suppress(OSError):  # a refused file stays a miss until the next recovery
                 os.rename(temp, path)
         self._removed.clear()
 

@@ -1,6 +1,6 @@
 """The queue of snapshots to write, and the thread that writes them.
 
-Threads and what they own:
+Threads and the data that each owns:
 
   engine      offers snapshots (`write`, `evict`), supplies rows of the device (`supply_rows`) and
               drops jobs that take too much RAM. It alone calls the device and changes the cache,
@@ -25,7 +25,7 @@ Order of one snapshot, from the shallowest segment on:
                        last, insert their rows, and remove the evicted files with theirs.
   4. fsync of the folder, so that the names are durable.
 
-What a kill -9 leaves:
+Files after a kill -9:
 
   in 1 or 2         temp files without a lock, which the next recovery removes.
   in 3, uncommitted SQLite rolls back. Renamed files have no row: recovery adopts those that make a
@@ -72,7 +72,7 @@ LAST_SECONDS = 1.0
 """Time at the end of closing in which no further segment is written, for the one that runs."""
 
 MAX_SPILLED = limit(
-    256, "evicted snapshots that wait to be written", "the least worth are dropped", "memory"
+    256, "evicted snapshots that wait to be written", "the least valuable are dropped", "memory"
 )
 
 MAX_CALLS = limit(
@@ -180,8 +180,8 @@ class WriteQueue:
     ) -> None:
         """Take over ``snapshot``, which the cache evicts, with ``n_bytes`` that are to be written.
 
-        A queued one takes all its rows. One that is not queued is, if it ``spills`` and what waits
-        is not above its ``value``, the seconds that it saves.
+        A queued one takes all its rows. Another one is queued if it ``spills`` and the snapshots
+        that wait are not worth more than its ``value``, the seconds that it saves.
         """
         with self._changed:
             job = self._find_equivalent(snapshot)

@@ -52,7 +52,7 @@ def driver(facts: Facts) -> list[Finding] | None:
     )
     driver_facts = facts.driver
     if driver_facts is None:
-        return [wrong("an NVIDIA card is here, but no driver (libcuda.so.1)", fix)]
+        return [wrong("there is an NVIDIA card, but no driver (libcuda.so.1)", fix)]
     if driver_facts.error:
         text, _, fix = CUINIT.get(
             driver_facts.error, "the driver fails; look at nvidia-smi and dmesg"
@@ -102,7 +102,7 @@ def link(facts: Facts) -> list[Finding] | None:
     for card in facts.cards:
         lanes, maximum = card.lanes
         generation, newest = card.generations
-        # Lanes add up, and each generation doubles the last one's speed. What is unknown counts as
+        # Lanes add up, and each generation doubles the last one's speed. Unknown values count as
         # the best.
         slower = (maximum / lanes if lanes and maximum else 1.0) * 2.0 ** (
             (newest or 0) - (generation or newest or 0)

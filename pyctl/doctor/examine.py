@@ -84,7 +84,7 @@ def examine(facts: Facts, checks: Sequence[Check] = CHECKS) -> DoctorReport:
             ValueError,
             LookupError,
         ) as error:  # no check may end a server
-            found = [Finding("unknown", f"cannot be told: {error_text(error)}")]
+            found = [Finding("unknown", f"cannot be determined: {error_text(error)}")]
         if found is None:
             absent.append(check.name)
         elif not found:

@@ -29,7 +29,7 @@ class LlamaFacts:
 
     ``describe_missing`` are lines about native modules that do not fit these libraries, and about a
     release that was chosen and is not in use. ``gpus`` are the names of GPUs they can use;
-    ``idle_card`` is why they use none, and after the last semicolon what helps. ``cuda`` is the
+    ``idle_card`` is why they use none, and after the last semicolon the remedy. ``cuda`` is the
     CUDA version that they were built with, 0 without CUDA. ``pin_error`` is empty if memory can be
     pinned. ``plan`` are the warnings of a dry run with the given flags, it raises ModelError if the
     model cannot be served so; ``file`` are the bytes that a model's file must have, and if it has a
@@ -98,7 +98,7 @@ class Facts:
         """Return the number in a file below the root. Raises UnknownError if there is none."""
         text = self.text(name).strip()
         if not text.lstrip("-").isdigit():
-            raise UnknownError(f"/{name} is no number")
+            raise UnknownError(f"/{name} is not a number")
         return int(text)
 
     def has(self, name: str) -> bool:

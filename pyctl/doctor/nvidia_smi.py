@@ -17,7 +17,7 @@ SECONDS = 20.0
 
 
 class CardState(NamedTuple):
-    """The program's answer for a card; None for what it lacks.
+    """The program's answer for a card; None for fields that it lacks.
 
     ``lanes`` are PCIe lanes now, and the card's. ``generations`` are the best that slot and
     card reach together, and the card's; a card at rest runs below both. ``used`` is bytes.

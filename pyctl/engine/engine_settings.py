@@ -94,8 +94,8 @@ class EngineSettings:
     canary_interval: int = CACHE.flag(
         3600,
         "--canary-interval",
-        "while idle, evaluate the end of a snapshot again every so many seconds and compare all "
-        "bits, 0 = never",
+        "idle seconds between two checks, which evaluate the end of a snapshot again and compare "
+        "all bits, 0 = never",
         integer(0),
         "PYCTL_CANARY_INTERVAL",
         "SECONDS",
@@ -120,14 +120,14 @@ class EngineSettings:
     sleep_seconds: int = SERVER.flag(
         -1,
         "--sleep-idle-seconds",
-        "unload the model after so many seconds without a request, -1 = never",
+        "seconds without a request after which the model is unloaded, -1 = never",
         idle_seconds,
         metavar="SECONDS",
     )
     stall_seconds: int = SERVER.flag(
         60,
         "--stall-timeout",
-        "exit with an error after so many seconds without progress of the engine, 0 = never",
+        "seconds without progress of the engine after which pyctl exits with an error, 0 = never",
         integer(0),
         "PYCTL_STALL_TIMEOUT",
         "SECONDS",

@@ -50,7 +50,7 @@ class EvictableEngineCache:
             return False
 
     def _evict_bytes(self, n_bytes: int, value: float) -> bool:
-        """Evict as `RamCache.evict_bytes` does, and have what belongs on disk written."""
+        """Evict as `RamCache.evict_bytes` does, and have those written that belong on disk."""
         has_evicted = self._cache.cache.evict_bytes(n_bytes, value)
         if has_evicted:
             self._cache.write_back.flush_copies()

@@ -57,7 +57,7 @@ class Job(Generic[R]):
 
 
 class StateReads:
-    """Runs reads of what the engine's thread owns, on any thread, while that thread has them
+    """Runs reads of data that the engine's thread owns, on any thread, while that thread has them
     `allowed`.
 
     Others wait until then. While ``is_evaluating`` they must not call the backend's memory.

@@ -77,7 +77,7 @@ class PoolPlan:
             depths = [n for n in (32_768, 131_072) if n < self.n_rows] + [self.n_rows]
             speeds = (f"{_rounded(COPY_RATE / self.pass_bytes(n))} at {n:,} tokens" for n in depths)
             yield (
-                f"K and V of {self.n_streamed} of {self.n_layers} layers lie in RAM and are read "
+                f"K and V of {self.n_streamed} of {self.n_layers} layers are in RAM and are read "
                 "for each token: "
                 f"at {COPY_RATE / 1e9:.0f} GB/s at most {', '.join(speeds)} (tokens/s)"
             )

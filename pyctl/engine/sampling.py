@@ -100,7 +100,7 @@ def by_names(text: str) -> tuple[str, ...]:
 def by_letters(text: str) -> tuple[str, ...]:
     """Parse samplers as one letter each. Raises ValueError for an unknown letter."""
     if unknown := [letter for letter in text if letter not in SAMPLER_LETTERS]:
-        raise ValueError(f"{unknown[0]!r} is none of the letters {''.join(SAMPLER_LETTERS)}")
+        raise ValueError(f"{unknown[0]!r} is not one of the letters {''.join(SAMPLER_LETTERS)}")
     return tuple(SAMPLER_LETTERS[letter] for letter in text)
 
 

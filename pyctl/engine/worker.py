@@ -314,8 +314,8 @@ class Worker:
             self.give_up(EngineError("the engine makes no progress"))
 
     def _shut_down_lost_device(self, reason: EngineError) -> None:
-        """End the service and write what RAM has: by the engine's thread, or here if a call for the
-        device holds it.
+        """End the service and write the snapshots of RAM: by the engine's thread, or here if a call
+        for the device holds it.
         """
         self._hangs = True
         self._is_lost = True
@@ -376,7 +376,9 @@ class Worker:
             log.exception("cannot write the cache")
 
     def _serve(self) -> None:
-        """Run steps while there is work, and take what arrives between them, until `close`."""
+        """Run steps while there is work, and take new requests and calls between them, until
+        `close`.
+        """
         is_busy = False
         while True:
             if is_busy and self._inbox.empty():
@@ -453,8 +455,8 @@ class Worker:
         return False
 
     def _hand_over(self) -> None:
-        """Copy what the disk needs; while a client waits for the engine's work, that is done
-        between two tokens.
+        """Copy the rows that the disk needs; while a client waits for the engine's work, that is
+        done between two tokens.
         """
         if self._idle.is_background or not self._engine.scheduler.has_work:
             self._engine.prefix_cache.write_back.flush_copies()

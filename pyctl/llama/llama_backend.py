@@ -43,7 +43,7 @@ __all__ = ["ContextLimits", "LlamaBackend", "ModelOpener", "OpenModel"]
 
 
 class OpenModel(NamedTuple):
-    """A loaded llama_model and what is open on it, all owned by the receiver.
+    """A loaded llama_model and the objects that are open on it, all owned by the receiver.
 
     Attributes:
         model: The llama_model.
@@ -60,7 +60,7 @@ class OpenModel(NamedTuple):
 
 
 class ModelOpener(Protocol):
-    """The way to open a model, and what belongs to it, at each load: the same each time."""
+    """The way to open a model and its parts at each load: the same each time."""
 
     def open(self) -> OpenModel:
         """Return the model with a context. Raises ModelError if it cannot be loaded."""

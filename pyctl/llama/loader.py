@@ -1,4 +1,4 @@
-"""Loading of models: resolves settings, fits them into memory, and opens what they name."""
+"""Loading of models: resolves settings, fits them into memory, and opens their files."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ class _Opener(ModelOpener):
 
 
 def _warn_of_slow_parts(backend: LlamaBackend, resolved: Resolved) -> None:
-    """Log what slows the model down, and what would speed it up."""
+    """Log the settings that slow the model down, and remedies."""
     if not backend.facts.is_async:
         _warn_of_blocking_copies(resolved.memory)
     has_head = api.llama_model_n_layer_nextn(backend.model) > 0

@@ -1,5 +1,5 @@
-"""python -m pyctl.llama.trial: use what its input names in a separate process, to which the
-libraries may do anything.
+"""python -m pyctl.llama.trial: use the modules that its input names in a separate process, to which
+the libraries may do anything.
 
 That is the native module that PYCTL_TRIAL names, on tiny models written to a directory, or settings
 of a model. The last line is the reason if it fails; the exit code is then 1, or NOT_TRIED if the

@@ -313,7 +313,7 @@ def unused_choice(environ: Mapping[str, str] = os.environ) -> str:
         return ""
     chosen = _read_built(directory)
     if chosen is None:
-        reason = "its files are gone or damaged"
+        reason = "its files are missing or damaged"
     elif not chosen.is_tried:
         reason = "it was tested with another release of pyctl"
     else:

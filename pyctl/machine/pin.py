@@ -14,8 +14,8 @@ __all__ = ["Pin", "extension_digest", "extension_source", "read_pin"]
 PACKAGE = Path(__file__).resolve().parents[1]
 
 INSTALLED = PACKAGE / "setup"
-"""Where CMakeLists.txt installs pin.txt and the sources; in a source tree they are outside of the
-package.
+"""The folder into which CMakeLists.txt installs pin.txt and the sources; in a source tree they are
+outside of the package.
 """
 
 

@@ -152,8 +152,8 @@ class McpConnection:
         that it started, ends then, as soon as it has no other call; the next call starts another.
         """
         try:
-            # What cannot be sent, such as lone surrogates, has to fail here: the client would lose
-            # its connection.
+            # Arguments that cannot be sent, such as lone surrogates, have to fail here: the client
+            # would lose its connection.
             params = {"name": tool, "arguments": arguments}
             JSONRPCRequest(
                 jsonrpc="2.0", id=0, method="tools/call", params=params
@@ -285,7 +285,7 @@ class _Process:
             with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
                 async for message in source:
                     if isinstance(message, Exception):
-                        log.debug("output of an MCP server is no message: %s", _reason(message))
+                        log.debug("output of an MCP server is not a message: %s", _reason(message))
                     await sink.send(message)
         self.is_over = True
         self._scope.cancel()

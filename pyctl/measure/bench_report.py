@@ -157,7 +157,7 @@ def _share(records: Iterable[Record]) -> str:
     for record in records:
         n_drafted += record["drafted"]
         n_accepted += record["accepted"]
-    return f"{n_accepted} of {n_drafted} accepted"
+    return f"{n_accepted:,} of {n_drafted:,} drafts accepted"
 
 
 def _exact(records: Sequence[Record]) -> Iterator[str]:

@@ -72,7 +72,7 @@ class ServerProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self.port = 0
         self.load_seconds = 0.0
-        """How long the last start took."""
+        """Seconds that the last start took."""
 
     @property
     def url(self) -> str:

@@ -96,7 +96,7 @@ class DownloadLog:
             self._began = now
             self._next_line = now + LINE_SECONDS
             size = f": {total / MIB:,.0f} MiB" if total else ""
-            before = f", {n_bytes / MIB:,.0f} of them are here" if n_bytes else ""
+            before = f", {n_bytes / MIB:,.0f} of them are already stored" if n_bytes else ""
             log.info("downloading %s%s%s", self._name, size, before)
             return
         if now < self._next_line or n_bytes == total:
@@ -248,7 +248,7 @@ def _receive(client: httpx.Client, url: httpx.URL, part: _Part, show: Show) -> N
         headers = response.headers
         if status in _TRANSIENT:
             raise _Broken(f"it answers with status {status}")
-        if status == 416:  # there is less than what came before
+        if status == 416:  # the file is shorter than the part that is stored
             part.begin("")
             raise _Broken("it is another file now")
         if status not in (200, 206):
@@ -259,7 +259,7 @@ def _receive(client: httpx.Client, url: httpx.URL, part: _Part, show: Show) -> N
         if status == 206:
             if not resume or not _continues(headers, part):
                 part.begin("")
-                raise _Broken("it goes on at another place, or with another file")
+                raise _Broken("the server continued at another place, or with another file")
         else:
             part.begin(_validator(headers))
         size = part.n_bytes + int(length) if length.isdecimal() else None
@@ -277,7 +277,7 @@ def _receive(client: httpx.Client, url: httpx.URL, part: _Part, show: Show) -> N
         part.begin("")
         raise ConfigError(f"{_without_secrets(url)} is not a GGUF file: it starts with {begin!r}")
     if size is not None and part.n_bytes != size:
-        raise _Broken(f"{part.n_bytes} of {size} bytes came")
+        raise _Broken(f"{part.n_bytes} of {size} bytes were received")
 
 
 def _continues(headers: httpx.Headers, part: _Part) -> bool:

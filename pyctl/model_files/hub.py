@@ -48,7 +48,7 @@ def fetch(settings: HubSettings) -> Path:
         try:
             return _download(repo, quant, settings)
         except (OSError, HTTPError, LocalEntryNotFoundError) as error:
-            # Only what kept us from asking ends here: a refusal of the hub is a ConfigError
+            # Only failed connections end here: a refusal of the hub is a ConfigError
             # already.
             unreachable = f"{constants.ENDPOINT} cannot be reached ({error_text(error)})"
     revision = main_revision(repo)

@@ -26,7 +26,7 @@ class Revision:
     repo: str
     path: Path
     names: tuple[str, ...]
-    rank: tuple[bool, float]  # whether it is what ``main`` was last, and its age
+    rank: tuple[bool, float]  # whether ``main`` pointed to it last, and its age
 
 
 def revisions(environ: Mapping[str, str] = os.environ, of: str = "") -> Iterator[Revision]:

@@ -1,4 +1,4 @@
-"""Replies that a request gets: each the engine's request, with what its form needs."""
+"""Replies that a request gets: each the engine's request, with the data of its form."""
 
 from __future__ import annotations
 

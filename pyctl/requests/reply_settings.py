@@ -50,7 +50,7 @@ class ReplySettings:
     warm_next: bool = CACHE.flag(
         True,
         "--prewarm --warm-next",
-        "evaluate what the next prompt has of a reply, in its form, while the engine is idle",
+        "while idle, evaluate the part of the next prompt that the last reply determines",
         None,
         "PYCTL_WARM_NEXT",
         off="--no-prewarm --no-warm-next",

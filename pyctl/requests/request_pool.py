@@ -245,13 +245,13 @@ class Lane:
 class PostReplyQueue:
     """A lane of functions without results, one after the other.
 
-    Of more than `_MAX_POST_REPLY` that wait the oldest are left out. What they raise is logged.
+    Of more than `_MAX_POST_REPLY` that wait the oldest are left out. Their errors are logged.
     """
 
     def __init__(self, pool: RequestPool, close_seconds: float = _CLOSE_SECONDS) -> None:
         self._pool = pool
         self._close_seconds = close_seconds
-        self._changed = threading.Condition()  # guards what follows
+        self._changed = threading.Condition()  # guards the members below
         self._waiting: deque[Callable[[], object]] = deque(maxlen=_MAX_POST_REPLY)
         self._is_running = self.is_closed = False
 

@@ -246,8 +246,8 @@ class GuardedHttpProtocol(H11Protocol):
 
     def handle_events(self) -> None:
         super().handle_events()
-        # A proxy in front may have seen another end of such a request: what follows on the
-        # connection is not served.
+        # A proxy in front may have seen another end of such a request: the bytes after it on the
+        # connection are not served.
         if self.cycle is not None and _has_two_lengths(self.headers):
             self.headers.append(CLOSE_HEADER)
 
@@ -278,7 +278,7 @@ class GuardedHttpProtocol(H11Protocol):
             self._phase is h11.SEND_BODY and self._waited > BODY_SECONDS + self._n_bytes / BODY_RATE
         ):
             self._guard.warn_throttled(
-                "a body came too slowly: %d bytes in %.0f s", self._n_bytes, self._waited
+                "a body arrived too slowly: %d bytes in %.0f s", self._n_bytes, self._waited
             )
             self._end(not (self.cycle.response_started or self.cycle.response_complete))
         elif self._phase in (h11.ERROR, h11.CLOSED) and self._waited > HEAD_SECONDS:
@@ -322,7 +322,7 @@ class GuardedHttpProtocol(H11Protocol):
 
     def _end(self, told: bool) -> None:
         if told:
-            self._answer(408, "the request did not come in time")
+            self._answer(408, "the request did not arrive in time")
         else:
             self.transport.abort()
 

@@ -40,7 +40,7 @@ HEADER = "x-conversation-id"
 _MAX_STREAMS = limit(
     32,
     "streams that outlive their connections",
-    "the oldest that has ended goes, else none more",
+    "the oldest that has ended is removed; without one, the new one is refused",
     "reply",
 )
 _MAX_BYTES = limit(

@@ -166,7 +166,7 @@ class Models:
         self._reloads: list[Future[None]] = []
         self.changed = threading.Event()  # set when the supervisor has to look again
         self.closing = threading.Event()
-        self.lock = threading.RLock()  # guards what follows, the order and the states of models
+        self.lock = threading.RLock()  # guards the members below, the order and states of models
         self.futures: dict[LoadRequest, Future[Lease]] = {}
         self._listeners: list[Listener] = []
         self._trouble: PyctlError | None = None

@@ -32,7 +32,7 @@ def identity(service: Service) -> dict[str, Any]:
 class Reply(ABC):
     """The reply to one prompt, as ``prepared``.
 
-    A stream calls `progressed`, `continued` and `ended` and sends what they return; anything else
+    A stream calls `progressed`, `continued` and `ended` and sends their results; anything else
     calls `collect` for each piece and then `whole`. Of a stream nothing is kept that the end does
     not need.
     """

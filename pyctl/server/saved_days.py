@@ -56,7 +56,9 @@ MAX_BYTES = 2**18
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 Later: TypeAlias = Callable[[float, Callable[[], None]], Callable[[], None]]
-"""Calls a function after so many seconds, on another thread; returns what cancels that."""
+"""Calls a function after a number of seconds, on another thread; returns a function that cancels
+it.
+"""
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=False):
@@ -120,7 +122,7 @@ class SavedDays:
         self._later = later
         self._directory: Path | None = None
         self._writing = threading.Lock()  # held while the file is read and replaced
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards the members below
         self._kept = _File()  # as the file was last
         self._leaving = _File()  # is being written
         self._pending = _File()

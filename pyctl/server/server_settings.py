@@ -1,4 +1,4 @@
-"""Settings of the HTTP server: where it listens, which models it has, what clients may do."""
+"""Settings of the HTTP server: addresses, models, and rights of clients."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ class Cors:
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """The rules for clients of a process: which may generate, and what they may see and change.
+    """The rules for clients of a process: which may generate, read prompts and change shared data.
 
     Without ``api_keys``, ``key_file``'s included, every client may generate. ``slots_debug`` adds
     prompts to /slots, ``show_prompts`` their ends to /cache even if there are no keys; with

@@ -126,7 +126,7 @@ class Supervisor:
             )
             _close(model)
             del model
-        # What threads still use, such as one that prepares a vocabulary, goes with the next reload.
+        # Objects that threads still use, as to prepare a vocabulary, are freed at the next reload.
         collect_all()
         for future in done:
             future.set_result(None)

@@ -86,7 +86,7 @@ class Threads:
 
     def __init__(self, max_threads: int = MAX_THREADS, max_bytes: int = MAX_THREAD_BYTES) -> None:
         self._history: ReplyHistory[KeptThread] = ReplyHistory(max_threads, max_bytes)
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards the members below
         self._n_created = 0
         self._n_continued = 0
         self._n_lost = 0

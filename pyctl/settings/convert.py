@@ -96,7 +96,7 @@ def choice(*options: str) -> Convert:
 
     def convert(text: str) -> str:
         if text not in options:
-            raise ValueError(f"{text!r} is none of {', '.join(options)}")
+            raise ValueError(f"{text!r} is not one of {', '.join(options)}")
         return text
 
     return convert
@@ -122,7 +122,7 @@ def on_off(text: str) -> bool:
     """
     if text.lower() in TRUE_WORDS | FALSE_WORDS:
         return text.lower() in TRUE_WORDS
-    raise ValueError(f"{text!r} is none of on, off")
+    raise ValueError(f"{text!r} is neither on nor off")
 
 
 def printable(text: str) -> str:

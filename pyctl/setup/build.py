@@ -1,7 +1,6 @@
 """Compile llama.cpp's libraries into a separate directory.
 
-All files of a build lie in one work directory. A build that was interrupted goes on where it
-stopped.
+All files of a build are in one work directory. An interrupted build resumes where it stopped.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ CPU_BYTES = int(0.7 * GIB)
 
 DRIVER_ERRORS = {
     34: (
-        "a stub of libcuda.so.1 lies in the library path; remove its directory from LD_LIBRARY_PATH"
+        "a stub of libcuda.so.1 is in the library path; remove its directory from LD_LIBRARY_PATH"
     ),
     100: (
         "the driver shows no card; look at CUDA_VISIBLE_DEVICES, and start a container with "
@@ -63,7 +63,7 @@ DRIVER_ERRORS = {
     ),
     999: "the driver fails to start; load its module: sudo nvidia-modprobe -u",
 }
-"""Results of cuInit, and what to do."""
+"""Results of cuInit, and remedies."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def parse_architectures(text: str) -> tuple[str, ...]:
         match = re.fullmatch(r"(?:sm_)?(\d{1,2})\.?(\d)([af]?)(?:-real)?", word)
         if match is None:
             raise ConfigError(
-                f"--arch: {word!r} is no compute capability; a 3090 has 86 (several: 86,89)"
+                f"--arch: {word!r} is not a compute capability; a 3090 has 86 (several: 86,89)"
             )
         if int(match[1]) > MAX_MAJOR:
             raise ConfigError(

@@ -110,7 +110,7 @@ class Manifest:
             (r"nvidia-[a-z0-9-]+==[\d.]+", self.requirements),
         ):
             if wrong := [name for name in names if not re.fullmatch(pattern, name, re.ASCII)]:
-                raise ValueError(f"{wrong[0]!r} is no valid name")
+                raise ValueError(f"{wrong[0]!r} is not a valid name")
         if not 0 <= min(self.sizes, default=0) <= sum(self.sizes) <= MAX_UNPACKED:
             raise ValueError(f"its content is not between 0 and {MAX_UNPACKED} bytes")
 
@@ -152,7 +152,7 @@ def wheel_libraries() -> Path:
     )
     if not any(directory.glob("libggml-cpu-*.so")) or (directory / "libggml-cpu.so").exists():
         raise UnfitError(
-            "llama-cpp-python is not from a release, to which the compiled file belongs"
+            "the installed llama-cpp-python does not belong to the release of the compiled file"
         )
     return directory
 

@@ -153,7 +153,7 @@ def unpack_source(
             if not {"", ".", ".."}.isdisjoint(
                 path.split("/")
             ):  # with an empty part the rest is absolute
-                raise ValueError(f"{member.name!r} is no path below a directory")
+                raise ValueError(f"{member.name!r} is not a path below a directory")
             destination = target / path
             destination.parent.mkdir(parents=True, exist_ok=True)
             source = tar.extractfile(member)
@@ -187,7 +187,7 @@ def open_release(pip: list[str], wanted: str, work: Path) -> Release:
     tree = root / "vendor" / "llama.cpp" if (root / "vendor" / "llama.cpp").exists() else root
     if not (tree / "include" / "llama.h").exists():
         raise ConfigError(
-            f"{wanted} is no version, and no source tree or archive of llama.cpp or "
+            f"{wanted} is neither a version nor a source tree or archive of llama.cpp or "
             "llama-cpp-python"
         )
     bindings = root / "llama_cpp"

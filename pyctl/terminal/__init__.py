@@ -36,7 +36,7 @@ class TerminalSettings:
         metavar="TEXT",
     )
     lines: bool = CHAT.flag(False, "--lines", "take each line of a pipe as a message or command")
-    resumes: bool = CHAT.flag(False, "--continue", "go on with the last chat")
+    resumes: bool = CHAT.flag(False, "--continue", "continue the last chat")
     system_prompt: str = CHAT.flag(
         "", "-sys --system-prompt", "system message", str, "PYCTL_SYSTEM_PROMPT", "TEXT"
     )

@@ -98,7 +98,7 @@ class PipeReader:
             self._is_open = bool(part)
 
     def _decoded(self, data: bytes) -> str:
-        if not self._is_begun:  # PowerShell writes a mark before what it pipes
+        if not self._is_begun:  # PowerShell writes a mark before piped text
             data = data.removeprefix(codecs.BOM_UTF8)
         self._is_begun = True
         try:

@@ -96,8 +96,8 @@ class Message:
 
 @dataclass(frozen=True)
 class Conversation:
-    """A system text, empty for none, and the turns after it. What cannot be done raises
-    RequestError.
+    """A system text, empty for none, and the turns after it. Methods raise RequestError
+    for steps that are not possible.
     """
 
     system: str = ""
@@ -327,7 +327,7 @@ def save(path: Path, conversation: Conversation) -> None:
 
 
 def load(path: Path) -> Conversation:
-    """Read what `save` wrote, or a bare list of messages in OpenAI's form; raises RequestError."""
+    """Read a file of `save`, or a bare list of messages in OpenAI's form; raises RequestError."""
     try:
         with path.open("rb") as file:
             data = file.read(_MAX_CHAT_BYTES + 1)

@@ -83,7 +83,7 @@ class Chat:
         self._keep_in = last
         self.tools = ToolCalls(None, lambda question: "")
         self._running = True
-        self._images: tuple[str, ...] = ()  # what the next message shows
+        self._images: tuple[str, ...] = ()  # images of the next message
         self._files: tuple[str, ...] = ()
         self._fields: dict[str, Any] = {}  # of each request
 
@@ -97,7 +97,7 @@ class Chat:
             except KeyboardInterrupt:
                 if not self._interactive:
                     raise
-                self._view.info("Ctrl-D or /exit leaves")
+                self._view.info("Ctrl-D or /exit ends the chat")
             except PyctlError as error:
                 self._view.error(error_text(error))
                 if not self._interactive:
@@ -155,7 +155,7 @@ class Chat:
                 return
             asked = self.conversation
         self._view.info(
-            f"{MAX_ROUNDS} replies with tool calls: the next message lets the model go on"
+            f"{MAX_ROUNDS} replies with tool calls: the model continues with the next message"
         )
 
     def _run(self, calls: Sequence[Call]) -> bool:
@@ -218,9 +218,7 @@ class Chat:
                 )
                 self._save_conversation()
             else:
-                self._view.info(
-                    "nothing had been said yet, so the conversation is as it was before"
-                )
+                self._view.info("there was no message yet, so the conversation is unchanged")
 
     def _save_conversation(self) -> None:
         """Write the conversation for --continue; the first failure is the last try."""
@@ -271,7 +269,7 @@ class Chat:
             return self._view.info("the next message shows no image")
         if not self._backend.supports_images():
             raise RequestError(
-                f"{self._backend.name()} cannot see images: it has no image encoder (--mmproj)"
+                f"{self._backend.name()} cannot read images: it has no image encoder (--mmproj)"
             )
         url, image = transcript.read_image(_path(argument))
         self._images = (*self._images, url)
@@ -301,7 +299,7 @@ class Chat:
         name, text = (*argument.split(maxsplit=1), "")[:2]
         name = OTHER_NAMES.get(name, name)
         if name not in SETTABLE:
-            raise RequestError(f"{name!r} is none of {', '.join(SETTABLE)}")
+            raise RequestError(f"{name!r} is not one of {', '.join(SETTABLE)}")
         if text == "-":
             self._fields.pop(name, None)
         elif text:
@@ -362,9 +360,9 @@ COMMANDS: Mapping[str, tuple[Callable[[Chat, str], None], str]] = {
     "/load": (Chat._load, "PATH  read a conversation"),
     "/result": (Chat._result, "the last result of a tool, in full"),
     "/clear": (Chat._clear, "forget the conversation, keep the system message"),
-    "/quit": (Chat._quit, "leave, like Ctrl-D, /exit and /bye"),
+    "/quit": (Chat._quit, "exit, like Ctrl-D, /exit and /bye"),
 }
-"""The commands, and what each does."""
+"""The commands, and the effect of each."""
 
 
 def _path(argument: str) -> Path:
@@ -439,9 +437,9 @@ def run_chat(
             conversation = conversation.with_system(settings.system_prompt)
         name = backend.name()  # nothing is read for a server that is not there
         if typing:
-            view.info(f"{name}  (/help for commands, Ctrl-D to leave)")
+            view.info(f"{name}  (/help for commands, Ctrl-D to exit)")
             if settings.resumes:
-                view.info(f"goes on after {len(conversation.messages)} messages")
+                view.info(f"continues after {len(conversation.messages)} messages")
         commands = {name: text for name, (_, text) in COMMANDS.items()}
         reader = (
             TerminalReader(last.with_name("history"), commands, WITH_PATH)

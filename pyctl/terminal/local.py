@@ -16,7 +16,7 @@ __all__ = ["LocalBackend"]
 
 
 class LocalBackend:
-    """A chat with ``service``, whose settings define what a reply may be."""
+    """A chat with ``service``, whose settings bound its replies."""
 
     def __init__(self, service: Service) -> None:
         self._service = service

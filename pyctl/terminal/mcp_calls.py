@@ -27,7 +27,7 @@ MAX_ROUNDS = limit(
 REFUSED = "The user refused this call."
 STOPPED = "The user stopped this call."
 UNKNOWN = "There is no such tool."
-UNREADABLE = "The arguments of this call are no JSON object."
+UNREADABLE = "The arguments of this call are not a JSON object."
 
 CHOICES = "[o]nce, [c]hat, [a]lways, [n]o"
 """Short, so that the question fits into one line; "y" counts as once."""

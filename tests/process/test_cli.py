@@ -162,7 +162,7 @@ def test_without_a_model_the_builtin_one_runs_and_says_so() -> None:
     assert result.stdout.splitlines()[-1] == "Your cat is called Miro."
     said = [line for line in result.stderr.splitlines() if "built-in" in line]
     assert [line.partition(" ")[2] for line in said] == [
-        "warning: no -m given: running the built-in model, which only remembers what it is told"
+        "warning: no -m given: running the built-in model, which repeats facts of the conversation"
     ]
 
 

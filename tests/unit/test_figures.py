@@ -13,8 +13,18 @@ from pathlib import Path
 import pytest
 
 from bench.gpu.machine import describe
-from bench.head import HEAD, ROOT, age, head
-from tools.figures import AGES, CLAIMS, FIGURES, MAX_AGE, Figure, check, pages, too_old
+from bench.head import HEAD, MAX_AGE, ROOT, age, head
+from tools.figures import (
+    AGES,
+    CLAIMS,
+    FIGURES,
+    MAX_DRIFT,
+    Figure,
+    check,
+    is_stale,
+    pages,
+    too_old,
+)
 
 COMPLETE = {
     "commit": "written at abcdef01",
@@ -73,16 +83,29 @@ def test_a_table_that_the_engine_left_behind_fails_the_check() -> None:
 def test_a_caption_has_the_age_of_its_source() -> None:
     (caption, blank) = Figure(list, ("traces.md",)).caption()
     assert blank == ""
-    assert caption.startswith("*None, simulated weights, AMD EPYC, commit 59f21c80")
-    assert AGES.sub("", caption).endswith("commit 59f21c80, 2026-11-29*")
+    assert AGES.sub("", caption) == (
+        "*None, simulated weights, AMD EPYC, 2026-11-29, commit 59f21c80*"
+    )
+
+
+def test_an_age_in_a_caption_may_be_a_little_behind() -> None:
+    def page(n: int, cell: str = "1") -> str:
+        return f"*AMD, commit 59f21c80 ({n} engine commits old)*\n\n| {cell} |\n"
+
+    assert not is_stale(page(10), page(10 + MAX_DRIFT))
+    assert is_stale(page(10), page(11 + MAX_DRIFT))
+    assert is_stale(page(10), page(10, cell="2"))
+    assert not is_stale(page(10), AGES.sub("", page(0)))
 
 
 def test_scripts_write_the_whole_head() -> None:
     assert tuple(describe("random")) == HEAD
 
 
-def test_ages_count_commits_and_need_no_history(tmp_path: Path) -> None:
-    """The age of a figure counts the commits since, those of the engine apart, and marks the old
+def test_ages_count_commits_and_need_no_history(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The age of a figure counts the commits since, and those of the engine apart, and marks old
     ones. A shallow clone and a source without git have an unknown age instead of an error.
     """
 
@@ -102,13 +125,16 @@ def test_ages_count_commits_and_need_no_history(tmp_path: Path) -> None:
         git("commit", "-q", "-m", subject)
         commits.append(git("rev-parse", "HEAD"))
     assert [age(commit, tmp_path) for commit in commits[1:]] == [
-        "2 commits old, 1 of them in the engine: OLD",
-        ("1 commits old, 1 of them in the engine: OLD"),
-        "0 commits old",
+        "2 commits old, 1 of them in the engine",
+        "1 commits old, 1 of them in the engine",
+        "0 commits old, 0 of them in the engine",
     ]
+    monkeypatch.setattr("bench.head.MAX_AGE", 0)
+    assert age(commits[1], tmp_path) == "2 commits old, 1 of them in the engine: OLD"
+    assert age(commits[3], tmp_path) == "0 commits old, 0 of them in the engine"
     git("clone", "-q", "--depth", "1", f"file://{tmp_path}", "shallow")
     assert age(commits[0], tmp_path / "shallow") == "of unknown age"
-    assert age(commits[3], tmp_path / "shallow") == "0 commits old"
+    assert age(commits[3], tmp_path / "shallow") == "0 commits old, 0 of them in the engine"
 
 
 @pytest.mark.parametrize(

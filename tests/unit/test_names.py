@@ -94,9 +94,12 @@ NEVER = (
     r"\bthe (most|least) is\b",
     r", too(?=[.,;:)]|$)",
     # a docstring whose head noun is missing
-    r'\Ar?"""(That (of|at|which)|Those|The same|With |Without |So many|Of |Up to )',
-    # `what` instead of a noun
-    r"\b(what (was|has|will|goes|comes|leaves|enters|cannot|fails)|Of what)\b",
+    r'\Ar?"""(That (of|at|which)|Those|The same|With |Without |So many|Of |Up to |How |Where )',
+    # `what` instead of a noun; a sentence that ends in a question mark is a question
+    r"\bWhat\b(?![^.]*\?)",
+    r"\b(what (was|has|will|goes|comes|leaves|enters|cannot|fails|follows|differs|stays|starts"
+    r"|waits|drafts|binds|counts|closes|belongs|helps|serves|slows|runs|happens|exists|changes"
+    r"|remains)|Of what)\b",
     # verbs of people for parts of a program
     r"\b(promises?|wants?|knows?|tells|sees)\b",
     r"\b(header|option|flag|request|file|server|line|log)s? says?\b",
@@ -153,6 +156,8 @@ def test_sentences_are_plain_english() -> None:
         "the cache knows",
         "the header says",
         "It works, too.",
+        "What fails is skipped.",
+        "guards what follows",
     ],
 )
 def test_a_pattern_is_found(sentence: str) -> None:

@@ -59,7 +59,7 @@ _GAIN = {
     "ffn_down_exps": 2.0,
     "ffn_down_shexp": 2.0,
 }
-# What all layers together add to the residual stream, and the embedding that they add it to.
+# The sum that all layers add to the residual stream, and the embedding that they add it to.
 _BRANCHES = 1.6
 _EMBEDDING = 0.5
 _LOGITS = 1.5
@@ -192,7 +192,7 @@ def _reserve(values: FloatArray, tensor: Tensor, vocab: Vocab) -> None:
         values[:, width:] *= math.sqrt(2)
         values[:, :width] = np.eye(width)
     else:
-        # What is the same for most tokens must not drown what separates them.
+        # Values that most tokens share must not drown those that separate them.
         values[..., reserved] = 0
     if tensor.role == "ssm_beta":
         write = _per_head(_WRITE, tensor)

@@ -2,7 +2,7 @@
 bare or in a fence.
 
 Some models omit the tags of their format. Only the whole reply separates a call from JSON content,
-so that what may still become a call is held back.
+so that text that may still become a call is held back.
 """
 
 from __future__ import annotations

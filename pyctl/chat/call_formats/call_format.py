@@ -30,12 +30,12 @@ class CallFormat(ABC):
 
     ``name``: for people. ``reasoning``: the tags around reasoning, by preference.
     ``control_tokens``: texts of tokens that the vocabulary hides from readers and that the parser
-    has to see. ``around_content``: what templates write around the content of a message, and is no
-    part of it. ``trigger``: a regular expression that matches the beginning of a call, from where
-    on a grammar binds a reply that need not call anything. ``may_omit_tags``: models leave out the
-    tags around a call, so that a reply of nothing but its JSON is also one. ``is_bare_json``: a
-    call may be JSON with nothing around it, which no grammar parts from other JSON; a reply that
-    follows a schema is no call then, unless one is forced.
+    has to see. ``around_content``: text that templates write around the content of a message, and
+    is no part of it. ``trigger``: a regular expression that matches the beginning of a call, from
+    where on a grammar binds a reply that need not call anything. ``may_omit_tags``: models leave
+    out the tags around a call, so that a reply of nothing but its JSON is also one.
+    ``is_bare_json``: a call may be JSON with nothing around it, which no grammar parts from other
+    JSON; a reply that follows a schema is no call then, unless one is forced.
     """
 
     name: str

@@ -30,8 +30,8 @@ class LiteralReader:
     """A reader of the arguments of one call, from the bracket around them on; ``append`` gets JSON
     text.
 
-    Strings are between ``quotes``, and have escapes with ``has_escapes``. What cannot belong to the
-    arguments ends them. Each character is looked at a bounded number of times.
+    Strings are between ``quotes``, and have escapes with ``has_escapes``. A character that cannot
+    belong to the arguments ends them. Each one is read a bounded number of times.
 
     Some templates write the value of an argument between quotes as it is. So if there are texts of
     which one follows the arguments, ``ends``, a quote within such a value is a part of it unless
@@ -57,7 +57,7 @@ class LiteralReader:
             for quote in quotes
         }
         self._append = append
-        self._open: list[str] = []  # what closes the objects and lists that are open
+        self._open: list[str] = []  # closing brackets of the open objects and lists
         self._quote = ""
         self._state: State = self._value
         self._after_string: State = self._next
@@ -198,7 +198,7 @@ class LiteralReader:
         if not self._ends or len(self._open) > 1:
             return True
         after = text[pos : pos + _MAX_AHEAD]
-        # What nothing decides within that many characters is text.
+        # Text that stays undecided for that many characters is no call.
         undecided = True if final else None if len(after) < _MAX_AHEAD else False
         after = after.lstrip()
         if not after:

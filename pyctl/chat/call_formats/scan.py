@@ -1,6 +1,6 @@
 """Incremental scanning of tool calls as they stream, and coercion of their arguments to JSON.
 
-`CallScanner` is what the parsers of all formats share: text that is no call is content, byte for
+`CallScanner` is shared by the parsers of all formats: text that is not a call is content, byte for
 byte; from the head of a call on it is a call, always: text that cannot belong to it ends it and is
 content, and a reply that ends within leaves its arguments unfinished, so that no client takes them
 for whole. Blanks between calls and after the last belong to nothing.
@@ -139,7 +139,7 @@ class CallScanner(ABC):
         self._emit(match.start())
         try:
             if not self._begin(final):
-                self._emit(1)  # what follows may hold another opener
+                self._emit(1)  # the rest may hold another opener
         except NeedMoreInput:
             if not final and len(self._held) <= 2 * _MAX_CALL:
                 return False

@@ -3,5 +3,5 @@
 An idle engine does this once an hour. `canary_schedule` has the times, `targets` the choice,
 `sources` the bytes of a snapshot in one place, `recheck_planner` the batches, `recheck` their
 evaluation, and `set_aside` the sequences that give up their cells meanwhile. `canary` runs a check
-step by step, and quarantines what differs.
+step by step, and quarantines those that differ.
 """

@@ -162,7 +162,9 @@ class Canary:
                 return
 
     def _targets(self) -> list[Target]:
-        """Return what can be checked: without --exact only the checksums of files."""
+        """Return the kinds of checks that are possible: without --exact only the checksums of
+        files.
+        """
         has_rows = self._backend.memory.shape.has_rows
         targets = find_targets(self._cache, self._stored, has_rows=has_rows)
         if self._settings.exact:
@@ -251,7 +253,9 @@ class Canary:
     def _measure(
         self, target: Target, source: SnapshotSource, plan: RecheckPlan, seq: LiveSequence
     ) -> CheckSteps:
-        """Measure once; if bits differ, measure again, and condemn what differs both times."""
+        """Measure once; if bits differ, measure again, and condemn the snapshot if they differ both
+        times.
+        """
         recheck = Recheck(self._backend, self._state_reads, seq.id, source, plan)
         first = yield from recheck.measure()
         if first.is_equal:

@@ -1,4 +1,4 @@
-"""The evaluation of the end of a snapshot again, from a position before it, and what differs."""
+"""The evaluation of the end of a snapshot again, from a position before it, and the differences."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class Recheck:
             control.allow_preemption(False)
 
     def _digests(self) -> tuple[bytes, ...]:
-        """Return digests of what the sequence has now: of the rows of each batch, and of the
+        """Return digests of the sequence's contents: of the rows of each batch, and of the
         state.
         """
         n = self._plan.ends[-1]

@@ -1,4 +1,4 @@
-"""The removal of what a check found wrong: from RAM and disk, with a report."""
+"""The removal of snapshots that a check found wrong: from RAM and disk, with a report."""
 
 from __future__ import annotations
 

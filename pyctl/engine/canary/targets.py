@@ -14,10 +14,10 @@ from pyctl.cache.snapshot import Prefix, Snapshot
 __all__ = ["Place", "Target", "TargetChoice", "find_targets", "has_all_in_ram"]
 
 Place: TypeAlias = Literal["device", "ram", "disk"]
-"""Where the bytes of a check come from."""
+"""The source of the bytes of a check."""
 
 NEW_WEIGHT = 16
-"""How much likelier a snapshot is chosen that was not checked yet than one that was."""
+"""The factor by which a snapshot that was not checked yet is likelier to be chosen."""
 
 MAX_REMEMBERED = 4096
 """Checks that are remembered: half a year of hours."""

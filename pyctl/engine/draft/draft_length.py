@@ -133,7 +133,7 @@ class DraftLengthController:
         self._last_width = StepWidth(0, 0)
         self._n_same_width = 0  # steps of that width before the last one
         self._n_in_second_batch = 0  # tokens of this step that are evaluated after the others
-        self._has_text = False  # whether this step has drafts of texts, or what remains of them
+        self._has_text = False  # whether this step has drafts of texts, or the rest of one
         self._account = CompanyAccount()
 
     def costs(self, n_seqs: int) -> StepCosts:

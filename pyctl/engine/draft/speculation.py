@@ -54,8 +54,8 @@ NO_DRAFT = Draft()
 
 
 class _Proposal(NamedTuple):
-    """Tokens after the first ``place`` of a request: those of another source, and what ``origin``
-    has go on.
+    """Tokens after the first ``place`` of a request: those of another source, which continue
+    those of ``origin``.
     """
 
     place: int
@@ -87,8 +87,8 @@ class ModelDrafts:
 
 
 class Speculation:
-    """Drafts that start with what ``sources`` or the draft model propose, whichever gains more
-    by ``lengths``, and continue with tokens that ``sources`` have after them.
+    """Drafts that start with the proposal of ``sources`` or of the draft model, whichever gains
+    more by ``lengths``, and continue with tokens that ``sources`` have after them.
 
     Without ``lengths`` a draft of ``sources`` comes before one of the model, and all have the
     largest allowed length. With ``width`` each is cut or padded to that many tokens, so that the
@@ -262,7 +262,7 @@ class Speculation:
             self.lengths.record(accepted, n_tokens, decode_ms, self._proposing)
 
     def _is_asked(self, job: DraftJob) -> bool:
-        """Return whether texts are asked what follows in ``job``."""
+        """Return whether texts may continue ``job``."""
         if self.lengths is None:
             return True
         idle = self._idle[job.key]

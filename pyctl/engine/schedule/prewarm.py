@@ -43,7 +43,7 @@ class Prewarms:
     supports it; the evaluated part stays, and the rest follows later unless the conversation has
     continued. Batches end where a cold run's do. With --exact a warm-up evaluates nothing after the
     last of these; else it goes on to the next message's boundary, and leaves generated tokens as
-    they are: what the next turn would not evaluate is not worth the seconds now.
+    they are: tokens that the next turn would not evaluate are not worth the seconds now.
     """
 
     def __init__(
@@ -194,8 +194,8 @@ class Prewarms:
             return False
         if request.after is None:  # a client sent it ahead
             return True
-        # From a live end it is a batch. What is elsewhere has to be loaded, so that it takes more
-        # than one to pay.
+        # From a live end it is a batch. Rows elsewhere have to be loaded, which pays from two
+        # batches on.
         if not self._prefix_cache.settings.exact:
             is_live = 0 < seq.n == seq.shared(request.prompt.tokens)
             gains_nothing = goal - nearest < MIN_BATCH

@@ -297,7 +297,7 @@ class Scheduler:
             try:
                 self._move_to_ram(active, "room for a prompt")
             except (EngineError, MemoryError) as error:
-                log.warning("request %d goes on before others: %s", active.id, error)
+                log.warning("request %d resumes before others: %s", active.id, error)
                 active.turn.keeps_cells = True
                 return
             active.ran_concurrently = True  # its times include the prompt's
@@ -349,7 +349,7 @@ class Scheduler:
         try:
             active.suspended_snapshot = self._prefix_cache.saver.suspend(seq, frees_cells=False)
         except (EngineError, MemoryError) as error:
-            log.warning("request %d goes on before others: %s", active.id, error)
+            log.warning("request %d resumes before others: %s", active.id, error)
             active.turn.started = math.inf
             return
         self._counters.n_turns_yielded += 1

@@ -149,7 +149,7 @@ class BlockModel(HeadRows):
         """Return the draft of the block at ``place`` of the batch, up to the first place without a
         token or with an unlikely one.
 
-        ``extra`` is what llama.cpp returns as hidden rows, a row for each token of the batch; None
+        ``extra`` has llama.cpp's hidden rows, a row for each token of the batch; None
         for a model that gives logits only.
         """
         places = range(place + self._first, place + self._n_block)
@@ -202,7 +202,7 @@ class BlockModel(HeadRows):
         self._finish_copies()
         state = self._seqs[seq]
         try:
-            # What slid out is lost unless a state follows, until when the rows stay.
+            # Rows that left the window are lost unless a state follows, until when they stay.
             self._memory.rewind(seq, n)
         except (ValueError, RuntimeError):
             return self._restart(seq, state.end)

@@ -243,8 +243,8 @@ class HeadRows(DraftModel):
         return True
 
     def _unpadded(self, block: Block) -> Block:
-        """Return what the extension saved in ``block``, which may have room for a row before
-        `origin` after it.
+        """Return the rows that the extension saved in ``block``, which may have room for a row
+        before `origin` after it.
         """
         rows = block[SIGNATURE_BYTES:]
         if not self.origin or rows.size < int(self._memory.rows_size(0, 1)):

@@ -38,8 +38,8 @@ class DraftChoice(NamedTuple):
 
 
 def choose_drafts(meter: MemoryMeter) -> DraftChoice:
-    """Return what drafts in place of the automatic drafts of the model of ``meter``: the head in
-    its file and `cache`, one of them, or nothing.
+    """Return the sources that draft in place of the automatic drafts of the model of ``meter``: the
+    head in its file and `cache`, one of them, or nothing.
 
     Drafts need memory, all layers on GPUs, and then room for the context, if none is given for
     `DRAFT_CTX` tokens. Each drafted token takes a state of each sequence; a draft of one is tried
@@ -76,7 +76,7 @@ def choose_drafts(meter: MemoryMeter) -> DraftChoice:
 
 
 def _possible_drafts(resolved: Resolved) -> Iterator[DraftSettings]:
-    """Yield what may draft by default for the model of ``resolved``, the best first.
+    """Yield the default sources of drafts for the model of ``resolved``, the best first.
 
     Each drafted token of a head takes a state of each sequence, and so does the mark of longer
     drafts.

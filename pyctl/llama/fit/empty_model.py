@@ -1,4 +1,4 @@
-"""Models without weights, whose contexts show what memory llama.cpp would take."""
+"""Models without weights, whose contexts show the memory that llama.cpp would take."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ class MemoryPlaces:
         return usage
 
     def _spread(self, sizes: Parts, usage: ContextUsage) -> None:
-        """Count in ``usage`` what all GPUs have together, by their shares.
+        """Count in ``usage`` the bytes that all GPUs have together, by their shares.
 
         States count on the GPU that has the most of them, buffers on each.
         """

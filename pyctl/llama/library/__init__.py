@@ -1,4 +1,4 @@
-"""llama.cpp's libraries and the extension: how they are loaded, what they report, how they are
+"""llama.cpp's libraries and the extension: how they are loaded, their reports, how they are
 called. Importing the package prepares this process for them.
 """
 

@@ -1,9 +1,9 @@
 """The native modules, imported once, after llama.cpp's libraries: each a module, or None with a
 reason in ``missing``.
 
-They are not linked to the libraries and resolve their symbols through global visibility. What does
-not fit the loaded library switches its features off; `pyctl.llama.library.floor` has plain forms of
-those that a server needs. No other module imports them.
+They are not linked to the libraries and resolve their symbols through global visibility. A module
+that does not fit the loaded library switches its features off; `pyctl.llama.library.floor` has
+plain forms of those that a server needs. No other module imports them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ LOST = {
     "drafts": "no draft models but separate ones (draft-simple)",
     "pool": "no --kv-pool",
 }
-"""What is missing without each module."""
+"""The features that are missing without each module."""
 
 missing: dict[str, str] = {}
 """Why a module of `LOST` is None, by its name."""

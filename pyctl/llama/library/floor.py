@@ -42,7 +42,7 @@ class KVState:
     """Whole sequences of the context at address ``ctx``, which has one sequence with one token.
 
     Saving and loading are complete on return. ValueError leaves a sequence unchanged, or empty if
-    llama.cpp refuses what it should load. With ``can_cut`` llama.cpp drops the last tokens of a
+    llama.cpp refuses the block. With ``can_cut`` llama.cpp drops the last tokens of a
     sequence as if they had never been there: it has neither a recurrent state nor layers with a
     window. Opening evaluates another token of the sequence.
     """

@@ -62,8 +62,8 @@ NOT_TRIED = 75
 SHORTAGES = re.compile(
     rb"out of memory|(failed|unable) to allocate|cannot allocate|MemoryError", re.IGNORECASE
 )
-"""In what llama.cpp, the dynamic linker or Python print if a card or the machine is full: proves
-nothing either.
+"""Words that llama.cpp, the dynamic linker or Python print if a card or the machine is full: such a
+failure proves nothing either.
 """
 
 TRY_AGAIN = "the next start tries again"
@@ -253,7 +253,7 @@ def remembered(
     directory.
 
     Else the results of ``attempt``, kept in the first of these files that can be written, for all
-    users. What ``attempt`` raises is kept nowhere.
+    users. Errors of ``attempt`` are not kept.
     """
     places = [directory / name for directory in directories]
     with suppress(RuntimeError):  # a user without a home directory

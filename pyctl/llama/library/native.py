@@ -1,4 +1,4 @@
-"""The classes of the extension, or of what takes its place, and the translation of their errors."""
+"""The classes of the extension, or of its substitute, and the translation of their errors."""
 
 from __future__ import annotations
 

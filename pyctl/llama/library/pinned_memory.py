@@ -19,7 +19,7 @@ SLACK = limit(
     3 * 2**28,
     "memory for snapshots beyond --cache-ram, on a GPU: ready for the next, being copied, or on "
     "the way to disk",
-    "snapshots lie in memory that is copied slower",
+    "snapshots are in memory that is copied more slowly",
     "memory",
     "bytes",
 )

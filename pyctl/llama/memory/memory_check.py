@@ -82,7 +82,7 @@ def describe(memory: KVState, points: ResumePoints) -> str:
     if not memory.type:
         return "none: each text is evaluated in one batch"
     if points == NOWHERE:
-        return f"not cached: {memory.type} does not come back to the same bits"
+        return f"not cached: {memory.type} is not restored to the same bits"
     if memory.kind == "attention":
         return "attention: rows of tokens"
     if memory.kind == "hybrid":

@@ -1,6 +1,6 @@
 """The states of a context's sequences: a class for each kind of memory.
 
-A state is what a sequence needs, together with its rows, to continue at its end. Why kinds differ:
+A state is all that a sequence needs, besides its rows, to continue at its end. Why kinds differ:
 
   attention  Rows are all that later tokens read, so there is no state.
   hybrid     A recurrent layer folds all tokens into one cell of `llama_memory_recurrent`: a state

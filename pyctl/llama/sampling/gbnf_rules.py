@@ -64,7 +64,7 @@ Rules: TypeAlias = "list[list[Alternative]]"
 
 
 _TEXT = ((1, 0xD7FF), (0xE000, MAX_CODE_POINT))
-"""What valid text may have: neither NUL nor surrogates."""
+"""The characters of valid text: neither NUL nor surrogates."""
 
 
 @lru_cache(maxsize=1024)

@@ -196,7 +196,7 @@ class LlamaSampler:
         return token
 
     def _chosen(self, index: int) -> int | None:
-        """Return what the chain chooses."""
+        """Return the token that the chain chooses."""
         if (
             self._n_best == 1
             and (token := int(self._outputs.row(index).argmax())) not in self._lowered

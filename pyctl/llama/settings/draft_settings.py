@@ -59,7 +59,8 @@ def as_draft_types(text: str) -> tuple[str, ...]:
         if name in _NOT_HERE:
             raise ValueError(f"{name} is not supported; use one of {', '.join(DRAFT_TYPES)}")
         if name not in (*DRAFT_TYPES, "none"):
-            raise ValueError(f"unknown speculative type: {name}")
+            known = ", ".join((*DRAFT_TYPES, "none"))
+            raise ValueError(f"unknown speculative type: {name}; use one of {known}")
     return ("none",) if "none" in names else names
 
 
@@ -133,7 +134,7 @@ class DraftSettings:
     draft_devices: tuple[str, ...] = SPECULATION.flag(
         (),
         "-devd --device-draft --spec-draft-device",
-        "devices of the draft model, comma-separated, none = CPU (default: as -dev says)",
+        "devices of the draft model, comma-separated, none = CPU (default: those of -dev)",
         words,
         metavar="NAMES",
     )

@@ -85,7 +85,7 @@ def as_metadata(text: str) -> tuple[tuple[str, int | float | bool | str], ...]:
             made = float(number()(value))
         elif kind == "bool":
             if value not in ("true", "false"):
-                raise ValueError(f"{value!r} is none of true, false")
+                raise ValueError(f"{value!r} is neither true nor false")
             made = value == "true"
         overrides.append((key, made))
     return tuple(overrides)

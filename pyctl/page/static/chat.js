@@ -310,7 +310,7 @@ async function follow(own, message, { body = null, isShared = false }) {
   if (own === conversation) {
     draw();
     bottom(!isShared);
-    // What was pressed is gone by now; keyboards go on from the reply.
+    // The pressed button has been removed; keyboards continue from the reply.
     if (body && document.activeElement === document.body)
       elementOf(message)?.focus({ preventScroll: true });
   }
@@ -367,7 +367,7 @@ async function end(own, run) {
   runs.delete(own.id);
   if (run.isLost) return own.gone || hooks.lost(own);
   const made = own === conversation ? elementOf(message) : null;
-  // What came since the last frame: the server may be gone, which makes HTML of it.
+  // The text since the last frame: the server, which renders it, may be gone.
   if (made) run.streamed.draw(made, run);
   // At once: what stops the reply stops its calls.
   const isCalling = message.calls && message.finish === "tool_calls";

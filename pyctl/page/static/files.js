@@ -1,4 +1,4 @@
-// What goes with the next message: texts, and pictures where the server looks at them.
+// The files of the next message: texts, and pictures where the server looks at them.
 
 import { $, count, el, icon, put, size, tell } from "./dom.js";
 import { pdfText } from "./api.js";
@@ -58,7 +58,7 @@ async function read(given, before) {
   return all;
 }
 
-// What is long goes as a file.
+// A long text becomes a file.
 export function paste(event) {
   const { files: given } = event.clipboardData, words = event.clipboardData.getData("text/plain");
   if (!given.length && words.length <= MAX_PASTED) return;
@@ -80,7 +80,7 @@ async function text(file) {
 
 // As it is where the server can read that, else drawn anew; always the same bytes from then on.
 async function picture(file) {
-  if (!sees) throw new Error("this model cannot see images: it has no image encoder (--mmproj)");
+  if (!sees) throw new Error("this model cannot read images: it has no image encoder (--mmproj)");
   const bitmap = await createImageBitmap(file).catch(() => null);
   if (!bitmap) throw new Error("the browser cannot read this image");
   const most = Math.max(bitmap.width, bitmap.height);

@@ -79,8 +79,8 @@ function fillLater(made) {
   again = setTimeout(acts.again, FAILED_MS);
 }
 
-// What a person typed or pasted stays as it is, but for code between fences. A fence that is never
-// closed holds the rest, as in Markdown.
+// Text that a person typed or pasted stays as it is, but for code between fences. A fence that is
+// never closed holds the rest, as in Markdown.
 export function typedParts(text) {
   const parts = [];
   let lines = [], fence = "";
@@ -135,7 +135,7 @@ function readable(text) {
   return el("div", { class: "given", tabindex: "0", role: "group", "aria-label": "Arguments" }, el("dl", {}, rows));
 }
 
-// What the model calls, and what may be done: calls of the server's tools run when that is allowed, the results of
+// The calls of the model, and their choices: calls of the server's tools run when that is allowed, the results of
 // others are typed.
 export function drawCalls(box, message, canAnswer = false, runs = false) {
   const calls = message.calls ?? [];
@@ -143,7 +143,7 @@ export function drawCalls(box, message, canAnswer = false, runs = false) {
   const fields = [], isOpen = (i) => tools.resultsOf(message)[i] === undefined;
   put(box, calls.map((call, i) => {
     const isRun = tools.find(call.name);
-    // What was cut off is no call yet.
+    // A call that was cut off cannot run yet.
     const asks = canAnswer && isOpen(i) && (!isRun || message.finish === "tool_calls");
     const field = isRun ? tools.choices((choice) => acts.decide(message, i, choice)) :
       el("textarea", { rows: 2, "aria-label": "Result of " + call.name, placeholder: "Its result" });
@@ -256,7 +256,7 @@ function drawTools(box, message, run, siblings, at, isLeaf) {
     ours && failed && isLeaf ? button("Try again", "Try again", () => acts.retry(message)) : null,
     ours && !(failed && isLeaf) ? button("Regenerate", "Regenerate reply", () => acts.regenerate(message)) : null,
     ours && isLeaf && message.content ? button("Continue", "Continue reply", () => acts.proceed(message)) : null,
-    button("Delete", "Delete message and what follows", () => acts.erase(message)));
+    button("Delete", "Delete message and all after it", () => acts.erase(message)));
 }
 
 // A field in place of the text; `done` gets the typed text, if it differs.

@@ -29,7 +29,7 @@ const FIELDS = [
 ];
 let defaults = {};
 
-// What the server does if nothing is said, as GET /props has it.
+// The server's defaults, from GET /props.
 export function setDefaults(props) {
   const params = props.default_generation_settings?.params ?? {};
   defaults = { ...params, max_tokens: params.n_predict, seed: "random" };

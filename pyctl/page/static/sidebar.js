@@ -10,7 +10,7 @@ const wanted = () => $("search").value.trim().toLowerCase();
 export const isFound = (text) => text.toLowerCase().includes(wanted());
 export const isFoundIn = ({ content }) => isFound(content);
 
-// What is searched for, with some words before and after it.
+// The text that was searched for, with some words before and after it.
 function around(text) {
   const word = wanted(), at = text.toLowerCase().indexOf(word);
   return ["…" + text.slice(Math.max(0, at - 12), at), el("b", {}, text.slice(at, at + word.length)),

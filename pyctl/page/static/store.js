@@ -182,7 +182,7 @@ const isCall = (each) => isText(each?.name) && isText(each.arguments);
 const COUNTS = ["cache_n", "prompt_n", "prompt_ms", "predicted_n", "predicted_ms"];
 const SOURCES = ["none", "live", "ram", "disk"];
 
-// What a reply cost, as the server told it; nothing if that is something else.
+// The counts and times of a reply, as the server sent them; nothing if a count is missing.
 function statsOf(given) {
   if (!COUNTS.every((name) => Number.isFinite(given?.[name]))) return undefined;
   const found = Object.fromEntries(Object.entries(given).filter(([, value]) => Number.isFinite(value)));

@@ -7,10 +7,10 @@ const WISH = "Write a title for this conversation, of at most six words. Reply w
 const MAX_TOKENS = 24;
 let asking = null;
 
-// What is asked next does not wait for a title.
+// The next question does not wait for a title.
 export const stop = () => asking?.abort();
 
-// What the model calls a conversation of these messages; "" if it is busy or gives no title. The prompt goes on
+// The model's title for a conversation of these messages; "" if it is busy or gives no title. The prompt goes on
 // where the reply ended, so it evaluates little more than the wish.
 export async function titleFor(messages) {
   if (!settings.givesTitles()) return "";

@@ -1,6 +1,6 @@
 """Anthropic's Messages API: endpoints and replies; `anthropic_request` has the requests.
 
-Names and members of replies are llama-server's. What differs, after Anthropic's own API and its
+Names and members of replies are llama-server's. Differences, after Anthropic's own API and its
 clients:
 
 * A block is closed before the next one is opened; llama-server closes all of them at the end.
@@ -141,7 +141,9 @@ class MessageReply(EventReply):
         return message | self._requested.members(done.timings.n_cached)
 
     def _remember(self) -> None:
-        """Keep what later requests name by the id of this message, now that it is complete."""
+        """Keep the data that later requests name by the id of this message, now that it is
+        complete.
+        """
         turn = self._requested.turn
         if turn is not None:
             turn.keep(self._threads, self._id, self._blocks)

@@ -102,7 +102,7 @@ _IGNORED = frozenset(
     }
     | {"inference_geo", "n", "n_cmpl", "fallbacks"}
 )
-"""Fields that mean nothing to us, and of chat completions what this API does not have.
+"""Fields that mean nothing to us, and fields of chat completions that this API lacks.
 
 ``fallbacks`` are models for requests that the first one declines: without them, the model reads the
 same conversation. ``context_management``, ``diagnostics`` and ``thread`` are read before.

@@ -113,7 +113,7 @@ class OfferedTools:
             )
         name = changed.name
         if name not in self._known:
-            raise RequestError(f"{where} names {name[:80]!r}, which is none of the tools")
+            raise RequestError(f"{where} names {name[:80]!r}, which is not among the tools")
         if kind == "tool_removal":
             self._offered.pop(name, None)
             return f"The tool {name} is no longer available."

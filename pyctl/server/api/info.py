@@ -1,4 +1,4 @@
-"""Properties, LoRA adapters, and llama-server's endpoints for what pyctl does not have."""
+"""Properties, LoRA adapters, and llama-server's endpoints for features that pyctl lacks."""
 
 from __future__ import annotations
 

@@ -299,7 +299,7 @@ def _scheduling(stats: EngineStats) -> Iterator[Metric]:
     )
     device = _by("event", asdict(stats.device))
     yield _counter(
-        "pyctl_device_rows_total", "Rows of snapshots on the device, by what became of them", device
+        "pyctl_device_rows_total", "Rows of snapshots on the device, by their outcome", device
     )
 
 
@@ -367,7 +367,7 @@ def _cache(view: CacheView) -> Iterator[Metric]:
             "Such tokens that a request then resumed from",
             totals.n_prewarmed_used,
         ),
-        ("prewarms_total", "Prompts evaluated before a request came", totals.n_prewarms),
+        ("prewarms_total", "Prompts evaluated before their request arrived", totals.n_prewarms),
         ("cache_saves_total", "Snapshots taken", totals.n_saved),
         ("cache_evictions_total", "Snapshots evicted from RAM", view.n_evicted),
         (
@@ -391,7 +391,7 @@ def _cache(view: CacheView) -> Iterator[Metric]:
     yield _gauge("pyctl_cache_snapshots", "Snapshots in RAM", len(view.snapshots))
     yield _gauge("pyctl_cache_slots", "Places for snapshots in RAM", view.n_slots)
     yield _gauge("pyctl_cache_ram_bytes", "Bytes of the snapshots in RAM", view.n_bytes)
-    yield _gauge("pyctl_cache_ram_budget_bytes", "What they may take, -1 for no limit", view.budget)
+    yield _gauge("pyctl_cache_ram_budget_bytes", "Their maximum, -1 for no limit", view.budget)
 
 
 def _disk(disk: DiskView | None) -> Iterator[Metric]:
@@ -400,9 +400,7 @@ def _disk(disk: DiskView | None) -> Iterator[Metric]:
         return
     yield _gauge("pyctl_cache_disk_snapshots", "Lengths with a snapshot on disk", disk.in_use)
     yield _gauge("pyctl_cache_disk_bytes", "Bytes of the snapshots on disk", disk.n_bytes)
-    yield _gauge(
-        "pyctl_cache_disk_budget_bytes", "What they may take, -1 for no limit", disk.budget
-    )
+    yield _gauge("pyctl_cache_disk_budget_bytes", "Their maximum, -1 for no limit", disk.budget)
     yield _counter("pyctl_cache_disk_reads_total", "Snapshots read from disk", disk.hits)
     yield _counter(
         "pyctl_cache_disk_written_bytes_total", "Bytes written to disk", disk.written.n_bytes
@@ -465,7 +463,7 @@ def _memory(memory: Mapping[str, int]) -> Iterator[Metric]:
     yield _gauge(
         "pyctl_memory_resident_bytes", "Bytes of this process in the machine's memory", resident
     )
-    text = "Bytes by what they are for; blocks are in arena or in addition to it"
+    text = "Bytes by their use; blocks are in arena or in addition to it"
     yield _gauge("pyctl_memory_bytes", text, _by("part", counted))
 
 

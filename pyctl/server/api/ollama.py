@@ -1,6 +1,6 @@
 """Ollama's API: endpoints, requests as chats and completions, and replies as lines of JSON.
 
-It has the engine, the cache, the tools and the images of all other APIs. What differs from Ollama:
+It has the engine, the cache, the tools and the images of all other APIs. Differences from Ollama:
 
 * The server has its own model, whatever name a request gives. Models are chosen when the server
   starts, so `reject_path` answers all other paths. Names in lists have the tag ``latest``, by which
@@ -52,7 +52,7 @@ from pyctl.server.sending import respond
 __all__ = ["chat", "embed", "generate", "reject_path", "version"]
 
 API_VERSION = "0.13.0"
-"""The release of Ollama that has what these endpoints have; clients read it before they use an
+"""The release of Ollama that has these endpoints; clients read it before they use an
 ability.
 """
 

@@ -65,8 +65,8 @@ _IGNORED = frozenset(
     {"model", "keep_alive", "truncate", "shift", "tools", "n", "n_cmpl"}
     | {"n_probs", "post_sampling_probs", "logprobs", "top_logprobs"}
 )
-"""Fields that mean nothing to us, and of other APIs what this one lacks or expresses in another
-way.
+"""Fields that mean nothing to us, and fields of other APIs that this one lacks or expresses in
+another way.
 """
 
 _SAMPLING = (

@@ -1,8 +1,8 @@
 """OpenAI's Responses API: endpoints and replies; `responses_request` reads their requests.
 
-Names and members are llama-server's, with what OpenAI's own clients read in addition: sequence
-numbers, indices, the request's settings in the body, the ends of reasoning and of arguments. What
-differs from llama-server:
+Names and members are llama-server's, with those that OpenAI's own clients read in addition:
+sequence numbers, indices, the request's settings in the body, the ends of reasoning and of
+arguments. Differences from llama-server:
 
 * An item is done before the next one is added; llama-server ends all of them at the end.
 * The response opens with the prefill, and a silent stream repeats ``response.in_progress``: some

@@ -13,7 +13,7 @@ llama-server's, so that both render the same prompt, but for these:
 * An assistant message needs no ``type``, and null counts as absent, as OpenAI has it.
 * The texts of an assistant turn are one text again, as the model wrote it, whatever the template
   makes of parts.
-* A reasoning item is read from its text, or else from what our own ``encrypted_content`` carries,
+* A reasoning item is read from its text, or else from our own ``encrypted_content``,
   or else from its summary, and left out without any of them; llama-server refuses all but the
   first. Clients that store nothing at the server send back only the second.
 """
@@ -93,7 +93,7 @@ _EARLIER = ("previous_response_id", "conversation")
 _IGNORED = frozenset(
     {"model", "truncation", "service_tier", "store", "n", "n_cmpl", *_EARLIER, *CACHE_FIELDS}
 )
-"""Fields that mean nothing to us, and of chat completions what this API does not have.
+"""Fields that mean nothing to us, and fields of chat completions that this API lacks.
 
 ``truncation`` may drop messages that do not fit into the context; here such a request is refused.
 """

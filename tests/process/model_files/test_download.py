@@ -173,7 +173,7 @@ def test_a_long_download_has_a_line_a_minute(caplog: pytest.LogCaptureFixture) -
         now += 3.0
         lines.reached(n * MIB, 1000 * MIB)
     assert lines_of(caplog)[:2] == [
-        "downloading m.gguf: 1,000 MiB, 100 of them are here",
+        "downloading m.gguf: 1,000 MiB, 100 of them are already stored",
         "downloading m.gguf: 320 of 1,000 MiB (32%), 3.7 MiB/s, 3 min 5 s to go",
     ]
     assert len(lines_of(caplog)) == 1 + int(88 * 3.0 / 60)

@@ -44,7 +44,7 @@ def server(start: Callable[..., Server], model: Path) -> Server:
 
 
 def test_parameters_of_the_file_are_defaults_below_flags_and_requests(server: Server) -> None:
-    """A value that is no number is ignored, with a line of the log."""
+    """A value that is not a number is ignored, with a line of the log."""
     params = server.client.get_json("/props")["default_generation_settings"]["params"]
     shown = {name: params[name] for name in ("temperature", "top_k", "top_p", "min_p", "samplers")}
     samplers = ["top_k", "top_p", "temperature"]

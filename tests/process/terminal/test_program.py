@@ -239,7 +239,7 @@ def test_terminal_ctrl_c_stops_the_reply_and_not_the_program(
     terminal.type("slow\r")
     terminal.expect("word word word")
     terminal.say("\x03\x03\x03", "stopped")
-    terminal.say("half a thought\x03", "Ctrl-D or /exit leaves")
+    terminal.say("half a thought\x03", "Ctrl-D or /exit ends the chat")
     terminal.say("after\r", "turn 5: 'after'")
     terminal.leave()
 

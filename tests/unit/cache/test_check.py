@@ -52,7 +52,7 @@ def filled() -> RamCache:
             lambda cache: cache.index,
             "pinned",
             set(filled().snapshots()[:1]),
-            "a pinned snapshot is gone",
+            "a pinned snapshot is missing",
         ),
         (lambda cache: cache.budget, "limit", 10, "bytes, at most 10 are allowed"),
     ],

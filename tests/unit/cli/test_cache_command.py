@@ -75,7 +75,7 @@ def test_a_snapshot_that_exact_does_not_use_is_not_called_damaged(
         False,
         False,
     ]
-    assert note == "no-exact: sound, but not for --exact (pyctl cache ls --help)"
+    assert note == "no-exact: undamaged, but not used with --exact (pyctl cache ls --help)"
 
 
 def test_a_terminal_of_80_columns_shows_everything_and_a_part_of_the_text(
@@ -122,7 +122,7 @@ def test_each_model_has_a_table_and_one_can_be_asked_for(run: Run, directory: Pa
     assert {
         entry["fingerprint"] for entry in json.loads(run("ls", "--json", "--model", "third")[1])
     } == {"third"}
-    assert run("ls", "--model", "none")[1].startswith("0 snapshots of 0 models")
+    assert run("ls", "--model", "none")[1] == f"no snapshots of none in {directory}\n"
     assert run("verify")[0] == 0
 
 
@@ -177,6 +177,23 @@ def test_verify_finds_and_fixes_damage(run: Run, directory: Path) -> None:
 def test_what_cannot_be_done(command: str, place: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         run_cache([command, "--kv-cache-dir", str(tmp_path / place)], {})
+
+
+def test_a_default_directory_that_no_server_used_is_no_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environ = {"XDG_CACHE_HOME": str(tmp_path)}
+    assert run_cache(["ls"], environ) == 0
+    assert capsys.readouterr().out == f"no snapshots: {tmp_path}/pyctl/kv has not been used yet\n"
+    assert run_cache(["ls", "--json"], environ) == 0
+    assert json.loads(capsys.readouterr().out) == []
+    with pytest.raises(ConfigError, match="is not a directory"):
+        run_cache(["prune", "--kv-cache-budget", "0"], environ)
+
+
+def test_an_empty_cache_has_no_zeros(run: Run, directory: Path) -> None:
+    assert run("prune", "--kv-cache-budget", "0")[0] == 0
+    assert run("ls")[1] == f"no snapshots in {directory}\n"
 
 
 def test_the_beginning_of_an_id_is_enough(run: Run) -> None:

@@ -314,7 +314,7 @@ def test_flash_attention_words_and_the_older_bare_flag() -> None:
         (["-ngl", "most"], "-ngl: 'most' is not a whole number or auto or all"),
         (
             ["-ctk", "q9"],
-            "-ctk: 'q9' is none of f32, f16, bf16, q8_0, q4_0, q4_1, iq4_nl, q5_0, q5_1",
+            "-ctk: 'q9' is not one of f32, f16, bf16, q8_0, q4_0, q4_1, iq4_nl, q5_0, q5_1",
         ),
         (["--spec-type", "foo"], "--spec-type: unknown speculative type: foo"),
         (
@@ -322,7 +322,7 @@ def test_flash_attention_words_and_the_older_bare_flag() -> None:
             "--spec-type: ngram-cache is not supported; use one of ngram-simple,",
         ),
         (["--spec-draft-n-max", "-1"], "--spec-draft-n-max: -1 is below the minimum of 0"),
-        (["-fa", "maybe"], "-fa: 'maybe' is none of on, off, auto"),
+        (["-fa", "maybe"], "-fa: 'maybe' is neither on nor off, auto"),
         (
             ["-fa", "off", "-ctv", "q8_0"],
             "--cache-type-v q8_0 needs flash attention, which --flash-attn off forbids",
@@ -370,7 +370,7 @@ def test_flash_attention_words_and_the_older_bare_flag() -> None:
             ["--samplers", "top_k;beam"],
             "unknown sampler 'beam'; known are penalties, dry, top_n_sigma, top_k,",
         ),
-        (["--sampler-seq", "kz"], "--sampler-seq: 'z' is none of the letters edskypmxt"),
+        (["--sampler-seq", "kz"], "--sampler-seq: 'z' is not one of the letters edskypmxt"),
         (["-l", "hello+1"], "-l: 'hello+1' is not of the form TOKEN_ID+BIAS or TOKEN_ID-BIAS"),
         (["-s", "4294967296"], "-s: 4294967296 is above the maximum of 4294967295"),
         (["-n", "-2"], "-n: -2 is below the minimum of -1"),
@@ -384,7 +384,7 @@ def test_flash_attention_words_and_the_older_bare_flag() -> None:
         (["--ssl-key-file", "k"], "--ssl-key-file and --ssl-cert-file must be given together"),
         (
             ["--reasoning-format", "x"],
-            "--reasoning-format: 'x' is none of auto, none, deepseek, deepseek-legacy",
+            "--reasoning-format: 'x' is not one of auto, none, deepseek, deepseek-legacy",
         ),
         (
             ["--chat-template", "llama3"],
@@ -418,9 +418,9 @@ def test_flash_attention_words_and_the_older_bare_flag() -> None:
             "--override-kv: 'a=u8:1' is not of the form KEY=TYPE:VALUE with a type of",
         ),
         (["--override-kv", "a=int:x"], "--override-kv: 'x' is not a whole number"),
-        (["--override-kv", "a=bool:1"], "--override-kv: '1' is none of true, false"),
+        (["--override-kv", "a=bool:1"], "--override-kv: '1' is neither true nor false"),
         (["--lora-scaled", "a.gguf"], "--lora-scaled: 'a.gguf' is not of the form FILE:SCALE"),
-        (["--fit", "maybe"], "--fit: 'maybe' is none of on, off"),
+        (["--fit", "maybe"], "--fit: 'maybe' is neither on nor off"),
         (["-hf", "model"], "-hf: 'model' is not of the form USER/MODEL or USER/MODEL:QUANT"),
         (["-hff", "x.gguf"], "--hf-file needs --hf-repo"),
         (["--path", "/nowhere"], "--path: '/nowhere' does not exist"),
@@ -438,7 +438,7 @@ def test_what_is_refused_is_one_clear_line(argv: list[str], text: str) -> None:
 def test_a_bad_variable_is_named() -> None:
     assert refused(LLAMA_ARG_CTX_SIZE="many") == "LLAMA_ARG_CTX_SIZE: 'many' is not a whole number"
     assert refused(LLAMA_ARG_ENDPOINT_METRICS="yes").startswith(
-        "LLAMA_ARG_ENDPOINT_METRICS: 'yes' is none of"
+        "LLAMA_ARG_ENDPOINT_METRICS: 'yes' is not one of"
     )
 
 

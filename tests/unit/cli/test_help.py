@@ -69,6 +69,7 @@ def test_help_begins_with_what_matters(
         ("Disk", ["disk cache:", "--kv-cache-dir"], ["--cache-ram"]),
         ("cors", ["server:", "--cors-origins"], ["--port", "model:"]),
         ("--cache-ram", ["cache:", "--cache-ram"], ["--exact"]),
+        ("drafts", ["speculative decoding:", "--spec-type"], ["--port"]),
     ],
 )
 def test_help_on_a_topic(

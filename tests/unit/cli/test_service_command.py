@@ -29,7 +29,7 @@ def test_flags_are_checked_before_anything_is_printed(capsys: pytest.CaptureFixt
 )
 def test_the_name_of_the_directory_is_one_line(name: str, line: str) -> None:
     if not line:
-        with pytest.raises(ConfigError, match="cannot stand in a unit"):
+        with pytest.raises(ConfigError, match="cannot be part of a unit"):
             unit_text(["pyctl"], Path("/") / name)
         return
     unit = unit_text(["pyctl"], Path("/") / name).splitlines()

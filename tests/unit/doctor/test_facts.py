@@ -43,7 +43,7 @@ def test_a_place_without_a_mount_is_unknown(tmp_path: Path) -> None:
 def test_a_number_is_read_or_unknown(tmp_path: Path) -> None:
     facts = desktop(tmp_path, {"negative": "-1\n", "word": "many\n"})
     assert facts.number("negative") == -1
-    with pytest.raises(UnknownError, match="/word is no number"):
+    with pytest.raises(UnknownError, match="/word is not a number"):
         facts.number("word")
     with pytest.raises(UnknownError, match="/missing: No such file"):
         facts.number("missing")

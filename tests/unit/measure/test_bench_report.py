@@ -65,7 +65,7 @@ def test_the_table_has_80_columns_and_every_figure() -> None:
         "12,346",
         "41.3",
         "63.0 instead of 41.3",
-        "60 of 90 accepted",
+        "60 of 90 drafts accepted",
         "from disk 0",
     ):
         assert part in text

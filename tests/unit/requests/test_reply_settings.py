@@ -42,7 +42,7 @@ def test_a_flag_sets_a_default(argv: list[str], field: str, value: Any) -> None:
     ("argv", "error"),
     [
         (["-n", "-2"], "-n: -2 is below the minimum of -1"),
-        (["--reasoning-format", "loud"], "'loud' is none of auto, none, deepseek"),
+        (["--reasoning-format", "loud"], "'loud' is not one of auto, none, deepseek"),
         (["--embd-normalize", "-2"], "below the minimum of -1"),
     ],
 )

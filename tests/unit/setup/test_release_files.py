@@ -142,10 +142,14 @@ HUGE = {"libggml-cuda.so": {"sha256": "", "size": 2**33}}
             "does not match manifest.json",
         ),
         ({}, {"../libggml-cuda.so": LIBRARY}, "does not match manifest.json"),
-        ({"files": {"../a": {"sha256": "", "size": 0}}}, {"../a": b""}, "'../a' is no valid name"),
-        ({"libraries": ["/lib/libc.so.6"]}, BOTH, "is no valid name"),
-        ({"toolkit": "../.."}, BOTH, "is no valid name"),
-        ({"requirements": ["--index-url=http://127.0.0.1"]}, BOTH, "is no valid name"),
+        (
+            {"files": {"../a": {"sha256": "", "size": 0}}},
+            {"../a": b""},
+            "'../a' is not a valid name",
+        ),
+        ({"libraries": ["/lib/libc.so.6"]}, BOTH, "is not a valid name"),
+        ({"toolkit": "../.."}, BOTH, "is not a valid name"),
+        ({"requirements": ["--index-url=http://127.0.0.1"]}, BOTH, "is not a valid name"),
         ({"files": HUGE}, BOTH, "its content is not between 0 and"),
         ({"files": {"a": {"sha256": "", "size": -1}}}, BOTH, "its content is not between 0 and"),
         (

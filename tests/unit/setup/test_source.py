@@ -56,7 +56,7 @@ def test_an_archive_writes_nothing_elsewhere(name: str, tmp_path: Path) -> None:
         tar.add(write(tmp_path, {"evil": "evil"}) / "evil", name.format(elsewhere))
         assert not name.startswith("x/{}") or tar.getnames()[-1] == f"x/{elsewhere}/evil"
     (tmp_path / "evil").unlink()
-    with pytest.raises(ConfigError, match=r"evil' is no path below a directory"):
+    with pytest.raises(ConfigError, match=r"evil' is not a path below a directory"):
         open_release([], str(archive), work)
     assert not list(tmp_path.rglob("evil"))
 

@@ -155,7 +155,7 @@ def test_a_model_without_an_encoder_gets_no_image(script: Any, tmp_path: Path) -
     backend = script.backend(script.say("A"))
     backend.sees = False
     _, view, _ = talk(backend, f"/image {path}", f"/file {path}", "what?")
-    refused = "scripted cannot see images: it has no image encoder (--mmproj)"
+    refused = "scripted cannot read images: it has no image encoder (--mmproj)"
     assert view.errors == [refused, f"{path} is not UTF-8 text; /image shows images"]
     assert backend.seen == [[{"role": "user", "content": "what?"}]]
 
@@ -295,7 +295,7 @@ def test_sampling_fields_are_checked_and_sent(script: Any) -> None:
     assert view.infos[5] == "temperature 0.2\nseed -1\nmax_tokens 9"
     assert view.infos[6] == "temperature 0.2"
     said = (
-        "'size' is none of max_tokens, seed,",
+        "'size' is not one of max_tokens, seed,",
         "'max_tokens' must be in [-1, 2147483647], not -5",
         "'min_p' must be a number",
     )
@@ -371,7 +371,7 @@ def test_ctrl_c_keeps_what_was_said_marked(script: Any) -> None:
     chat, view, _ = talk(backend, "a", KeyboardInterrupt, "b")
     assert chat.conversation.messages[1] == Message("assistant", "par", "hm", stopped=True)
     assert view.ends == [None, script.stats]
-    assert view.infos == ["Ctrl-D or /exit leaves"]
+    assert view.infos == ["Ctrl-D or /exit ends the chat"]
     assert backend.closed == 2
     assert len(backend.seen[1]) == 3
 

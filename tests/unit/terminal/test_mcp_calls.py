@@ -185,4 +185,4 @@ def test_calls_of_unknown_tools_are_left_to_the_user_and_rounds_end(script: Any)
     endless = [calls(script, "look") for _ in range(MAX_ROUNDS + 5)]
     backend, view, _, _ = talk(script, *endless, source=Source(), answers=["c"])
     assert len(backend.seen) == MAX_ROUNDS
-    assert "the next message lets the model go on" in view.infos[-1]
+    assert "the model continues with the next message" in view.infos[-1]

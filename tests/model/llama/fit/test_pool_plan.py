@@ -49,7 +49,7 @@ def test_speed_is_told_before_anybody_waits_for_it() -> None:
     """27B with q8_0: 544 MiB in each of 16 layers."""
     (line,) = PoolPlan.for_layers(11, 262_144, 16, 544 * MIB).lines()
     assert line.startswith(
-        "K and V of 7 of 16 layers lie in RAM and are read for each token: at 20 GB/s at most "
+        "K and V of 7 of 16 layers are in RAM and are read for each token: at 20 GB/s at most "
     )
     assert line.endswith(
         "40 at 32,768 tokens, 10 at 131,072 tokens, 5.0 at 262,144 tokens (tokens/s)"

@@ -31,7 +31,7 @@ def test_none_overrides_all_others(text: str) -> None:
     ("text", "message"),
     [
         ("ngram-cache", "is not supported; use one of ngram-simple"),
-        ("magic", "unknown speculative type: magic"),
+        ("magic", "unknown speculative type: magic; use one of ngram-simple"),
         ("cache,magic", "unknown speculative type: magic"),
     ],
 )
