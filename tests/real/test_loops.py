@@ -94,7 +94,7 @@ def test_without_the_guard_a_loop_is_only_counted(
 def test_the_guard_ends_a_loop_at_the_token_that_completes_it(
     servers: Servers, looping: tuple[str, Reply]
 ) -> None:
-    """Up to there, the reply is the one that no guard ended."""
+    """The reply has the tokens of the one that no guard ended, up to there."""
     prompt, unguarded = looping
     n_before, n_ended_before = n_loops(servers.guarded)
     reply = complete(servers.guarded, prompt)
