@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["check_spans", "open_spans"]
 
-REQUIREMENT = "opentelemetry-exporter-otlp-proto-http>=1.27"
-"""The exporter, which brings OpenTelemetry's other packages."""
+REQUIREMENT = "opentelemetry-exporter-otlp-proto-http>=1.28"
+"""The exporter, which brings OpenTelemetry's other packages; `mcp` needs this version of them."""
 
 
 def check_spans(settings: ServerSettings) -> None:
@@ -37,7 +37,9 @@ def check_spans(settings: ServerSettings) -> None:
 
 
 def open_spans(shared: AppState) -> SpanExport | None:
-    """Return the export of spans, whose settings have been checked; None without --otel."""
+    """Return the export of spans; None without --otel. Raises ConfigError for variables that
+    OpenTelemetry's packages refuse; the others have been checked.
+    """
     if not shared.settings.otel:
         return None
     # 0.3 seconds, in which llama.cpp loads the model.

@@ -23,6 +23,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pyctl import __version__
+from pyctl.errors import ConfigError
 from pyctl.http_client import is_loopback
 from pyctl.server.collector_settings import CollectorSettings
 from pyctl.server.request_span import SPAN, RequestSpan, SpanCounts, operation_of
@@ -70,10 +71,15 @@ class SpanExport:
 
     @classmethod
     def to_collector(cls, settings: CollectorSettings, counts: SpanCounts) -> SpanExport:
-        """Start the export to a collector, and collect what OpenTelemetry logs about it."""
+        """Start the export to a collector, and collect what OpenTelemetry logs about it. Raises
+        ConfigError for other variables that OpenTelemetry does not take.
+        """
         url = settings.url
         last_error = LastMessage()
-        exporter = OTLPSpanExporter(endpoint=url.geturl(), session=session_for(url))
+        try:
+            exporter = OTLPSpanExporter(endpoint=url.geturl(), session=session_for(url))
+        except (RuntimeError, ValueError) as error:
+            raise ConfigError(f"--otel: {error}") from error
         export = cls(CountedExporter(exporter, settings, counts, last_error), settings, counts)
         # Warnings about variables have been logged. From now on a line for each attempt to send
         # would fill the log while a collector is away, and some lines would quote clients' headers.

@@ -271,7 +271,7 @@ def _llama(stats: EngineStats) -> Iterator[Metric]:
 def _scheduling(stats: EngineStats) -> Iterator[Metric]:
     """Yield the metrics of the scheduler: first tokens, suspended replies, and cells."""
     text = "Seconds from the arrival of a request to its first token"
-    yield _histogram("pyctl_first_token_seconds", text, stats.total.first_tokens)
+    yield _histogram("pyctl_first_token_seconds", text, stats.total.replies.all_first_tokens)
     yield from _replies(stats.total.replies)
     yield _counter(
         "pyctl_suspensions_total",

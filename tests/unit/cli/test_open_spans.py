@@ -18,7 +18,8 @@ OTEL = ServerSettings(otel=True)
 
 @pytest.fixture
 def absent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "opentelemetry.exporter", None)
+    """Hide the exporter, which another test of this process may have imported."""
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http", None)
 
 
 @pytest.mark.usefixtures("absent")

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from starlette.datastructures import Headers
+from starlette.routing import Route
 
 from pyctl.server.collector_settings import CollectorSettings
 from pyctl.server.request_span import SpanCounts
@@ -25,7 +26,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.trace import SpanKind, StatusCode, get_current_span
 
-from pyctl.errors import EngineError
+from pyctl.errors import ConfigError, EngineError
 from pyctl.server import span_export
 from pyctl.server.span_export import CountedExporter, LastMessage, SpanExport, parent_context
 
@@ -151,6 +152,29 @@ def test_requests_that_need_no_model_have_no_span(exporting: Exporting) -> None:
     assert len(exporting.spans()) == 1
 
 
+def test_every_endpoint_that_generates_has_spans(exporting: Exporting) -> None:
+    """All endpoints get a body that each API accepts; those that reach the engine are compared."""
+    fields = {"messages": HI, "input": "a", "input_prefix": "a", "max_tokens": 1}
+    handles = exporting.bench.worker.handles
+    counts = exporting.counts
+    generating = set()
+    without_span = set()
+    for route in exporting.bench.app.routes:
+        if not isinstance(route, Route) or "POST" not in (route.methods or ()):
+            continue
+        n_handles = len(handles)
+        n_spans = counts.n_queued + counts.n_dropped
+        # The Responses API refuses `prompt`, which the others need.
+        prompt = {} if "responses" in route.path else {"prompt": "a"}
+        exporting.client.post(route.path, {**fields, **prompt})
+        if len(handles) > n_handles:
+            generating.add(route.path)
+            if counts.n_queued + counts.n_dropped == n_spans:
+                without_span.add(route.path)
+    assert {CHAT, "/completion", "/v1/messages", "/v1/responses", "/api/generate"} <= generating
+    assert without_span <= {"/cache/prewarm", "/cache/warm"}, "these prepare a cache for no reply"
+
+
 def test_a_target_in_absolute_form_has_a_span(exporting: Exporting) -> None:
     caller = Caller(exporting.app, f"http://host{CHAT}", {"messages": HI})
     asyncio.run(caller.call())
@@ -263,6 +287,12 @@ def test_the_end_does_not_wait_for_a_silent_collector(
     exporting.export.close()
     exporting.export.close()
     assert caplog.messages == ["3 spans were not exported"]
+
+
+def test_a_variable_that_opentelemetry_refuses_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_PYTHON_EXPORTER_OTLP_HTTP_CREDENTIAL_PROVIDER", "absent")
+    with pytest.raises(ConfigError, match=r"--otel: .*absent"):
+        SpanExport.to_collector(COLLECTOR, SpanCounts())
 
 
 @pytest.mark.parametrize(
