@@ -253,7 +253,7 @@ class Chooser:
         self._stored.clear()
         self._release_base()
         for candidate in self._in_memory:
-            self._current = candidate.now(seq)
+            self._current = candidate.recheck(seq)
             if self._current is not None:
                 return self._current
         return None
@@ -302,7 +302,7 @@ class Chooser:
         if arrival is None:
             return None
         candidate = self._lookup.finder.from_snapshot("disk", arrival.snapshot)
-        usable = candidate.now(seq) if candidate is not None else None
+        usable = candidate.recheck(seq) if candidate is not None else None
         if usable is None:
             arrival.cancel()
             self._device.release_rejected(arrival.snapshot)

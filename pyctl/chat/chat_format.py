@@ -35,7 +35,7 @@ from pyctl.chat.template import Template, TemplateCapabilities
 from pyctl.chat.tool_definitions import Tools, read_tools, template_tools
 from pyctl.errors import RequestError
 from pyctl.files.image_file import ImageFile
-from pyctl.prompt import ImageSpan, Prompt, PromptSections, Tokens, as_tokens, common_prefix
+from pyctl.prompt import ImageSpan, Prompt, Tokens, as_tokens, common_prefix
 
 __all__ = ["ChatFormat", "ChatRequest", "PreparedChat", "ReasoningFormat"]
 
@@ -55,10 +55,8 @@ class ChatRequest:
     ``template_kwargs`` are variables of the template. With ``continue_final_message`` the reply
     continues the last message; with ``prefill_assistant`` it does so whenever that is the
     assistant's. At most one of ``schema`` (JSON schema of the content, if there is no call) and
-    ``grammar`` (GBNF of the whole reply) binds the reply; None for neither. A reply that is not
-    ``is_constrained`` is bound by the server's own grammar, which then also binds its calls. The
-    reasoning is ended after ``reasoning_budget`` tokens, None for no limit, after
-    ``reasoning_budget_message``.
+    ``grammar`` (GBNF of the whole reply) binds the reply; None for neither. The reasoning is ended
+    after ``reasoning_budget`` tokens, None for no limit, after ``reasoning_budget_message``.
     """
 
     messages: object
@@ -71,7 +69,6 @@ class ChatRequest:
     add_generation_prompt: bool = True
     continue_final_message: Continue | None = None
     prefill_assistant: bool = True
-    is_constrained: bool = True
     reasoning_format: ReasoningFormat = "auto"
     schema: Any = None
     grammar: str | None = None
@@ -226,7 +223,7 @@ class ChatFormat:
         it. ``images`` replace their markers in order; with None the marker is ordinary text.
         """
         pieces = self._pieces([text] if images is None else split_marker(text, images))
-        return self._prompt([self._bos, *pieces], self.dialect)
+        return self.dialect.message_starts.prompt(*_joined([self._bos, *pieces]))
 
     def prompt_from_mixed(self, parts: Sequence[str | int]) -> Prompt:
         """Return the tokens of strings and token ids in a row; BOS comes first only if a string
@@ -236,7 +233,7 @@ class ChatFormat:
         for is_text, run in groupby(parts, key=lambda part: isinstance(part, str)):
             items = list(run)
             runs += [self._memo.tokenize(str(text)) for text in items] if is_text else [_ids(items)]
-        return self._prompt(runs, self.dialect)
+        return self.dialect.message_starts.prompt(*_joined(runs))
 
     def tokenize_rendered(self, rendered: RenderedChat, dialect: Dialect) -> Prompt:
         """Return the tokens of the text that ``dialect`` rendered, with replayed replies as they
@@ -250,7 +247,8 @@ class ChatFormat:
             text = part if isinstance(part, str) else part.text
             pieces = split_marked(text, rendered.images) if rendered.images else [text]
             parts += self._pieces(pieces)
-        return self._prompt(parts, dialect, rendered.sections)
+        tokens, pictures = _joined(parts)
+        return dialect.message_starts.prompt(tokens, pictures, rendered.sections)
 
     def _pieces(self, pieces: Sequence[str | ImageFile]) -> Iterator[Tokens | ImageSpan]:
         """Yield text as tokens, and each image with the tokens around it."""
@@ -264,25 +262,6 @@ class ChatFormat:
                 yield before
                 yield self.images.picture(piece)
                 yield after
-
-    def _prompt(
-        self,
-        parts: Sequence[Tokens | ImageSpan],
-        dialect: Dialect,
-        sections: PromptSections | None = None,
-    ) -> Prompt:
-        """Return the prompt of ``parts`` in a row, with the boundaries of ``dialect``."""
-        pictures: list[ImageSpan] = []
-        runs: list[Tokens] = []
-        n = 0
-        for part in parts:
-            if isinstance(part, ImageSpan):
-                pictures.append(replace(part, start=n))
-            tokens = part.tokens if isinstance(part, ImageSpan) else part
-            runs.append(tokens)
-            n += tokens.size
-        joined = as_tokens(np.concatenate(runs)) if runs else as_tokens([])
-        return dialect.message_starts.prompt(joined, pictures, sections)
 
 
 class PreparedChat:
@@ -320,6 +299,11 @@ class PreparedChat:
         self.control_texts = dialect.control_texts
         self.open_reasoning = rendered.reasoning_start if request.reasoning_format == "none" else ""
 
+    @property
+    def has_own_grammar(self) -> bool:
+        """True if the request binds the text of the reply."""
+        return bool(self._request.grammar) or self._request.schema is not None
+
     @cached_property
     def prompt(self) -> Prompt:
         """Token ids and boundaries of the prompt; replayed replies have the tokens that were
@@ -337,11 +321,9 @@ class PreparedChat:
         """The constraint on the reply: a call that is forced goes before the schema, others may
         come in its place.
 
-        None where nothing binds the reply. RequestError for a schema that cannot be converted.
+        None without either. RequestError for a schema that cannot be converted.
         """
         request = self._request
-        if not request.is_constrained:
-            return None
         rendered = self.rendered
         if request.grammar and request.schema is not None:
             raise RequestError("Cannot use both json_schema and grammar")
@@ -514,6 +496,21 @@ class PreparedChat:
                     data = data.removesuffix(tokenizer.piece(tokens.pop(), special=special))
                 return as_tokens(tokens) if n == len(data) else None
         return None
+
+
+def _joined(parts: Sequence[Tokens | ImageSpan]) -> tuple[Tokens, list[ImageSpan]]:
+    """Return the tokens of ``parts`` in a row, and the images among them at their places."""
+    pictures: list[ImageSpan] = []
+    runs: list[Tokens] = []
+    n = 0
+    for part in parts:
+        if isinstance(part, ImageSpan):
+            pictures.append(replace(part, start=n))
+        tokens = part.tokens if isinstance(part, ImageSpan) else part
+        runs.append(tokens)
+        n += tokens.size
+    joined = as_tokens(np.concatenate(runs)) if runs else as_tokens([])
+    return joined, pictures
 
 
 def _next(last: JsonObject, text: str) -> list[JsonDict]:

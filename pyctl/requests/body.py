@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any, ClassVar, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
@@ -223,7 +223,7 @@ class GenerationBody(Body, frozen=True):
     of `Sampling`. ``prediction`` is the expected reply, None if the client expects none.
     """
 
-    unsupported: ClassVar[Unsupported] = _UNSUPPORTED
+    unsupported = _UNSUPPORTED
 
     options: Annotated[ReplyOptions, Flattened(ReplyOptions.from_json)] = ReplyOptions()
     sampling: Annotated[dict[str, Any], Flattened(sampling_values)] = msgspec.field(

@@ -101,14 +101,10 @@ def _with_reply(request: ChatRequest, body: ChatBody, settings: ReplySettings) -
     if message is None:
         message = settings.reasoning_budget_message
     reasoning_format = _reasoning_format(body.options, settings.reasoning_format)
-    schema = body.structured.schema()
-    has_own_grammar = bool(body.structured.grammar) or schema is not None
     return replace(
         request,
-        # The server's grammar binds all replies unless the request overrides it.
-        is_constrained=has_own_grammar or not settings.sampling.grammar,
         reasoning_format=reasoning_format,
-        schema=schema,
+        schema=body.structured.schema(),
         reasoning_budget=_reasoning_budget(body.reasoning, body.options, settings),
         reasoning_budget_message=message,
     )

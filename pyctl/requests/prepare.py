@@ -99,7 +99,11 @@ def _prompts(service: Service, body: AnyBody, fetched: Fetched) -> Iterator[Requ
 def _chat_prompt(service: Service, body: ChatBody, fetched: Fetched) -> RequestedPrompt:
     chat = prepare_chat(service, body.conversation, body, fetched)
     check_fits(chat.text, service.tokenizer, service.info.n_ctx)
-    return RequestedPrompt(chat.prompt, chat.text, chat.constraint, chat.reasoning, chat)
+    # The grammar of all replies of this server also binds those with calls, unless the request
+    # overrides it.
+    server_grammar_wins = bool(service.settings.sampling.grammar) and not chat.has_own_grammar
+    constraint = None if server_grammar_wins else chat.constraint
+    return RequestedPrompt(chat.prompt, chat.text, constraint, chat.reasoning, chat)
 
 
 # -- the engine's request

@@ -1,4 +1,4 @@
-"""What the newest replies leave behind for later requests, which name a reply by its id."""
+"""Entries that the newest replies leave for later requests, which name a reply by its id."""
 
 from __future__ import annotations
 
