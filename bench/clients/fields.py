@@ -41,7 +41,7 @@ _REASONS: Mapping[str, Mapping[str, str]] = {
         "store": "no response is stored",
         "client_metadata": "names the session to OpenAI",
         "id": "items are found by their place",
-        "status": "an item that is sent back is complete",
+        "status": "every item is read as complete",
         "annotations": "they belong to the tools of OpenAI's servers",
         "logprobs": "they belong to the reply that is sent back",
         "strict": "every call is bound to its schema",

@@ -117,7 +117,12 @@ _CODEX = ("exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-s
 _CODEX_RESUMES = (*_CODEX, "resume", "--last")
 
 _SEARCH = {"query": "select:WebFetch,TaskStop", "max_results": 5}
-_AGENT = {"description": "Count", "prompt": "Count the doors.", "subagent_type": "Explore"}
+_AGENT = {
+    "description": "Count",
+    "prompt": "Count the doors.",
+    "subagent_type": "Explore",
+    "run_in_background": False,
+}
 _PLAN = {"plan": [{"step": "Print the code", "status": "completed"}]}
 
 PROGRAMS: Mapping[str, Program] = {
