@@ -77,7 +77,12 @@ def take_turns(name: str, directory: Path, n_turns: int) -> Iterator[Taken]:
     model = write_words_model(directory / "words.gguf")
     disk = ("--kv-cache-dir", str(directory / "kv"))
     command = (*PYCTL_SERVE, *model, *SERVER, *disk)
-    server = ServerProcess(command, directory / "log", environment={"PYCTL_KV_CACHE": "on"})
+    server = ServerProcess(
+        command,
+        directory / "log",
+        timeout=TURN_SECONDS,
+        environment={"PYCTL_KV_CACHE": "on"},
+    )
     environment = _environment(program, directory)
     with server, recording_proxy(server.url, program.binding) as proxy:
         for turn in program.turns[:n_turns]:

@@ -136,7 +136,6 @@ PROGRAMS: Mapping[str, Program] = {
                 "Print the code.",
                 ("Bash", {"command": "echo 4711", "description": "Print"}),
             ),
-            Turn("a search for tools", _claude(), "Find your tools.", ("ToolSearch", _SEARCH)),
             Turn("a sub-agent", _claude("Agent"), "Ask a sub-agent.", ("Agent", _AGENT)),
             Turn("`/context`", _claude(), "/context"),
             Turn(
@@ -146,6 +145,9 @@ PROGRAMS: Mapping[str, Program] = {
                 ("Bash", {"command": "echo 4712", "description": "Print"}),
                 restarts=True,
             ),
+            # The last with a call: a tool that was found joins those that may be called, and these
+            # take the place of the bound ones.
+            Turn("a search for tools", _claude(), "Find your tools.", ("ToolSearch", _SEARCH)),
             Turn("`/compact`", _claude(), "/compact"),
         ),
         {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"},
