@@ -74,7 +74,9 @@ class Program:
         if not tools:
             return _NOTED
         last = json.dumps(_last_message(body.get("messages") or body.get("input")))
-        turn = next((turn for turn in self.turns if turn.prompt in last), None)
+        # A program joins the words of several commands, of which the last one counts.
+        begun = [turn for turn in self.turns if turn.prompt in last]
+        turn = max(begun, key=lambda turn: last.rfind(turn.prompt), default=None)
         is_answered = '"tool_result"' in last or '_call_output"' in last
         if turn is None or turn.call is None or is_answered:
             none = {"type": "none"} if self.endpoint == MESSAGES else "none"

@@ -51,6 +51,12 @@ def test_the_words_of_a_turn_become_its_call(turn: Turn) -> None:
     }
 
 
+def test_the_last_words_of_a_message_choose_the_call() -> None:
+    """`/context` leaves its output in the message of the next turn."""
+    fields = PROGRAMS["claude"].binding(MESSAGES, body(user("/context: 4711\nPrint it again.")))
+    assert fields["tool_choice"]["name"] == "Bash"
+
+
 def test_a_result_is_followed_by_a_text() -> None:
     result = {"type": "tool_result", "tool_use_id": "a", "content": "Print the code."}
     fields = PROGRAMS["claude"].binding(MESSAGES, body({"role": "user", "content": [result]}))
