@@ -229,8 +229,8 @@ def _call_of_edit() -> dict[str, object]:
 
 
 def _send_agent_requests(url: str) -> None:
-    """Send the requests of an agent: its turns, a title, a sub-agent, and two that rewrite what was
-    sent before.
+    """Send the requests of an agent: its turns, a title, a sub-agent, and two that rewrite earlier
+    messages.
     """
     reading = {"name": "read", "parameters": {"type": "object", "properties": {}}}
     tools = [{"type": "function", "function": reading}]

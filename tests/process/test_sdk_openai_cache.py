@@ -180,7 +180,7 @@ def test_breakpoints_and_keys_are_taken(client: openai.OpenAI) -> None:
 
 
 def test_the_sdk_does_without_the_features(server: Server) -> None:
-    """Where a server ignores the fields, a prewarm is an ordinary reply, and no member is there."""
+    """A server that ignores the fields answers a prewarm with a reply, and adds no member."""
     fields: dict[str, Any] = {"model": "tiny", "input": TEXT, "max_output_tokens": 4}
     with (
         without_fields(server.url, "prompt_cache_options", "prediction") as url,

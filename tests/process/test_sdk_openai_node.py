@@ -94,7 +94,7 @@ def test_a_prediction_is_counted_and_changes_no_text(session: Any) -> None:
 
 
 def test_the_session_works_without_the_features(plain_session: Any) -> None:
-    """Where a server ignores the fields, a prewarm is an ordinary reply, and no member is there."""
+    """A server that ignores the fields answers a prewarm with a reply, and adds no member."""
     assert plain_session["prewarm"]["usage"]["output_tokens"] > 0
     assert plain_session["prewarm"]["n_items"] > 0
     assert "response.output_text.delta" in plain_session["prewarm"]["events"]
