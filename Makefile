@@ -35,10 +35,10 @@ SEED ?= 7
 # Tests start hundreds of processes: each would compile all modules again where an environment forbids to keep them.
 export PYTHONDONTWRITEBYTECODE :=
 
-# Programs that pyctl launch starts, for tests/process/test_launched_clients.py. aider brings the versions of all it needs.
+# Programs that pyctl launch starts, and SDKs for Node.js, for tests/process. aider brings the versions of all it needs.
 CLIENTS := .venv/clients
-NPM_CLIENTS := @anthropic-ai/claude-code@2.1.197 @openai/codex@0.169.0 opencode-ai@1.18.33 @qwen-code/qwen-code@0.15.10
-NPM_CLIENTS += @github/copilot@1.0.102 @kilocode/cli@7.7.7
+NPM_CLIENTS := @anthropic-ai/claude-code@2.1.332 @openai/codex@0.171.0 opencode-ai@1.18.33 @qwen-code/qwen-code@0.15.10
+NPM_CLIENTS += @github/copilot@1.0.102 @kilocode/cli@7.7.7 @anthropic-ai/sdk@1.14.0 openai@7.59.0
 PIP_CLIENTS := aider gptme vibe
 aider := aider-chat==0.86.2; python_version < '3.13'
 gptme := gptme==0.35.1

@@ -99,7 +99,7 @@ def test_a_deferred_tool_is_not_in_the_head() -> None:
 
 
 def test_a_reference_defines_the_deferred_tool_in_its_place() -> None:
-    """So the head stays the same, whether a search found tools or not."""
+    """The head stays the same, whether a search found tools or not."""
     listen = deferred("listen", description="Listen", input_schema=SCHEMA)
     chat = converted([HI, *found("listen", "look")], tools=[LOOK, listen, deferred("wait")])
     assert names(chat["tools"]) == ["look"]
