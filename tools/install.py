@@ -8,6 +8,7 @@ pip hides the output of a build, which takes minutes for llama.cpp. Its log has 
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -86,9 +87,14 @@ def main(argv: Sequence[str], output: TextIO = sys.stdout) -> int:
     LOG.parent.mkdir(exist_ok=True)
     LOG.write_text("", encoding="utf-8")
     command = [*argv, "--log", str(LOG)]
+    # Otherwise the start of a line, "Building wheel for .. ", would follow the progress below it.
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     progress = BuildProgress()
     printer = ProgressPrinter(progress, output)
-    with LOG.open(encoding="utf-8", errors="replace") as log, subprocess.Popen(command) as pip:
+    with (
+        LOG.open(encoding="utf-8", errors="replace") as log,
+        subprocess.Popen(command, env=environment) as pip,
+    ):
         try:
             code = wait(pip, log, progress, printer)
         except KeyboardInterrupt:

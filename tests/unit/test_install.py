@@ -104,6 +104,19 @@ def test_pip_gets_the_arguments_and_a_log(tmp_path: Path) -> None:
     assert done.stdout == "pip 0 . --log build/install.log\n"
 
 
+def test_the_start_of_a_line_of_pip_is_not_held_back(tmp_path: Path) -> None:
+    """A killed pip loses what it buffered; an unbuffered one wrote it."""
+    pip = tmp_path / "pip"
+    pip.write_text(
+        f"#!{sys.executable}\nimport os, sys\nsys.stdout.write('start')\nos._exit(0)\n",
+        encoding="utf-8",
+    )
+    pip.chmod(0o700)
+    command = [sys.executable, str(ROOT / "tools" / "install.py"), str(pip)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "start"
+
+
 def test_a_failure_of_pip_is_one_of_the_script_and_names_the_log(tmp_path: Path) -> None:
     done = run_install(tmp_path, 3)
     assert done.returncode == 3

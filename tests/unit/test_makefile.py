@@ -91,8 +91,18 @@ def test_make_serve_links_the_command_and_starts_the_server_with_given_flags() -
 
 def test_the_link_of_make_serve_is_one_line(tmp_path: Path) -> None:
     place = tmp_path / ".local" / "bin" / "pyctl"
-    assert run_link(tmp_path, "/usr/bin", "--only") == [f"{place} is the command of this checkout"]
+    path = f"/usr/bin:{place.parent}"
+    assert run_link(tmp_path, path, "--only") == [f"{place} is the command of this checkout"]
     assert place.is_symlink()
+
+
+def test_make_serve_prints_how_the_same_shell_finds_the_command(tmp_path: Path) -> None:
+    """A shell that was opened before ~/.local/bin existed does not have it on PATH."""
+    place = tmp_path / ".local" / "bin" / "pyctl"
+    assert run_link(tmp_path, "/usr/bin:/bin", "--only") == [
+        f"{place} is the command of this checkout",
+        f'{place.parent} is not on PATH: export PATH="{place.parent}:$PATH"',
+    ]
 
 
 def test_a_link_that_is_not_on_the_path_is_told_so(tmp_path: Path) -> None:
