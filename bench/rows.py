@@ -74,6 +74,7 @@ class Row:
 
 IMPORTS = "Python reads 730 modules in 0.4 s of CPU, a quarter of it for 200 data classes"
 INTERPRETER = "Python, its modules and libraries take 50 to 60 MiB"
+STEPS = "Python takes 0.4 to 0.8 ms between two tokens, and 0.5 ms for the event of one, beside 7 to 22 ms"
 
 ROWS = {
     "start": Row("start until /health answers 200, s", least=0.38, reason=IMPORTS),
@@ -85,8 +86,8 @@ ROWS = {
     "memory-used": Row(
         "resident after two requests, MiB", least=0.72, busy_least=0.68, reason=INTERPRETER
     ),
-    "decode": Row("decode, tokens/s", is_rate=True),
-    "decode-cpu": Row("decode, CPU ms per token", busy_least=0.8),
+    "decode": Row("decode, tokens/s", is_rate=True, least=0.92, reason=STEPS),
+    "decode-cpu": Row("decode, CPU ms per token", least=0.93, busy_least=0.8, reason=STEPS),
     "prompt": Row("prompt of lines, tokens/s", is_rate=True),
     "prompt-cpu": Row("prompt of lines, CPU ms per 1,000 characters", busy_least=0.8),
 }
