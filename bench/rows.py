@@ -10,7 +10,7 @@ in alternating order, so that load of the machine meets all of them. The first r
 tokens after a short prompt (decode), the second a file of Python, whose lines pyctl may evaluate
 in separate batches (prompt). A figure is the median of all rounds, the ratio the median of the
 ratios of the rounds: above 1 pyctl is better. A row below its bound is lost. The bound is 0.98, or
-the one in `ROWS` with the reason why pyctl is behind, which is printed.
+the one in `ROWS` with the reason why pyctl is behind, which stands above the table.
 
 Servers run in the real-time class where the system allows it, since others would decide the wall
 times. Elsewhere these rows need a quiet machine. With --busy only rows of memory and of CPU seconds
@@ -74,7 +74,7 @@ class Row:
 
 IMPORTS = "Python reads 730 modules in 0.4 s of CPU, a quarter of it for 200 data classes"
 INTERPRETER = "Python, its modules and libraries take 50 to 60 MiB"
-STEPS = "Python takes 0.4 to 0.8 ms between two tokens, and 0.5 ms for the event of one, beside 7 to 22 ms"
+STEPS = "Python takes 0.4 to 0.8 ms between two tokens, and 0.5 ms for the event of one"
 
 ROWS = {
     "start": Row("start until /health answers 200, s", least=0.38, reason=IMPORTS),
@@ -288,10 +288,9 @@ def main(
             ],
             keep="rows" if options.keep else "",
             is_first=index == 0,
+            notes=known(tables["pyctl"]),
             weights=f"real, {', '.join(Path(each).stem for each in options.models)}",
         )
-        for line in known(tables["pyctl"]):
-            report(f"known: {Path(model).stem}, {line}\n")
         problems += [f"{Path(model).stem}, {line}" for line in lost(tables["pyctl"], bounds)]
     for problem in problems:
         report(f"lost: {problem}\n")
