@@ -247,8 +247,8 @@ def _speculation(
 
 
 PREPARE_SECONDS = 5.0
-"""The time after a load before the vocabulary is prepared. The first request often waits for the
-load, and on two cores it took three times as long beside the preparation.
+"""The time after a load before the vocabulary is prepared, if no request runs. The first request
+often waits for the load, and on two cores it took three times as long beside the preparation.
 """
 
 LOWEST_PRIORITY = 19
@@ -257,10 +257,17 @@ LOWEST_PRIORITY = 19
 def prepare_later(
     queue: PostReplyQueue, worker: Worker, seconds: float = PREPARE_SECONDS
 ) -> threading.Timer:
-    """Let ``queue`` prepare the vocabulary ``seconds`` from now; return the timer. A request with
-    a grammar that arrives before prepares it itself.
+    """Let ``queue`` prepare the vocabulary ``seconds`` from now, or as long after that as requests
+    run; return the timer. A request with a grammar that arrives before prepares it itself.
     """
-    timer = threading.Timer(seconds, queue.add, (partial(prepare_vocabulary, worker),))
+
+    def start() -> None:
+        if worker.is_serving:
+            prepare_later(queue, worker, seconds)
+        else:
+            queue.add(partial(prepare_vocabulary, worker))
+
+    timer = threading.Timer(seconds, start)
     timer.daemon = True
     timer.start()
     return timer

@@ -199,16 +199,16 @@ def raw(n: int, n_raw: int | None = None) -> Prompt:
 
 
 def test_raw_text_ends_batches_after_whole_fills() -> None:
-    assert batch_ends(raw(74), 128) == [32, 64, 74]
-    assert batch_ends(raw(400), 160) == [40, 80, 120, 160, 200, 240, 280, 320, 360, 400]
-    assert batch_ends(raw(170), 512) == [128, 170], "a quarter of a batch is new"
-    assert batch_ends(raw(256), 512) == [128, 256]
-    assert batch_ends(raw(1000), 1024, 32, 480) == [480, 960, 1000], "and what a batch costs"
-    assert batch_ends(raw(4000), 512)[-4:] == [3072, 3456, 3840, 4000], "an eighth of it is new"
-    assert batch_ends(raw(9000), 512)[-4:] == [7808, 8320, 8832, 9000], "and at most a batch"
+    assert batch_ends(raw(74), 64) == [32, 64, 74]
+    assert batch_ends(raw(400), 80) == [40, 80, 120, 160, 200, 240, 280, 320, 360, 400]
+    assert batch_ends(raw(300), 512) == [256, 300], "half a batch is new"
+    assert batch_ends(raw(512), 512) == [256, 512]
+    assert batch_ends(raw(1300), 1024, 32, 480) == [512, 1024, 1300]
+    assert batch_ends(raw(1500), 1024, 32, 600) == [600, 1200, 1500], "and what a batch costs"
+    assert batch_ends(raw(6000), 512)[-4:] == [4608, 5120, 5632, 6000], "an eighth of it is new"
     assert batch_ends(raw(200), 48) == [32, 64, 96, 128, 160, 192, 200], "no batch is smaller"
-    assert batch_ends(raw(120, 100), 160) == [40, 80, 120], "a message ends no batch of 20"
-    assert batch_ends(raw(120, 115), 160) == [40, 80, 115, 120]
+    assert batch_ends(raw(120, 100), 80) == [40, 80, 120], "a message ends no batch of 20"
+    assert batch_ends(raw(120, 115), 80) == [40, 80, 115, 120]
     assert batch_ends(raw(900, 100), 512) == [100, 612, 900], "messages are evaluated in one batch"
 
 
@@ -234,7 +234,7 @@ def test_a_longer_prompt_stops_where_the_shorter_one_did(
 @given(st.integers(1, 100_000), st.sampled_from([0, 480]))
 def test_raw_text_is_mostly_kept_and_not_cut_small(n: int, cost: int) -> None:
     ends = batch_ends(raw(n), 512, 32, cost)
-    assert n - max((end for end in ends if end < n), default=0) <= max(128, cost, n / 8)
+    assert n - max((end for end in ends if end < n), default=0) <= max(256, cost, n / 8)
     assert len(ends) <= n / 512 + 18
 
 

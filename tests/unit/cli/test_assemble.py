@@ -89,7 +89,7 @@ class Lane:
 
 def test_grammars_are_prepared_some_time_after_the_start() -> None:
     checked: list[Sampling] = []
-    worker = cast(Worker, SimpleNamespace(check=checked.append))
+    worker = cast(Worker, SimpleNamespace(check=checked.append, is_serving=False))
     lane = Lane()
     timer = prepare_later(cast(PostReplyQueue, lane), worker, seconds=0)
     timer.join()
@@ -97,6 +97,31 @@ def test_grammars_are_prepared_some_time_after_the_start() -> None:
     assert not checked, "the lane decides when it runs"
     lane.functions[0]()
     assert [sampling.grammar_kind for sampling in checked] == ["llguidance"]
+
+
+class BusyWorker:
+    """A worker that serves a request for the first ``n`` times it is asked."""
+
+    def __init__(self, n: int) -> None:
+        self.n_left = n
+
+    @property
+    def is_serving(self) -> bool:
+        """True while there are times left."""
+        self.n_left -= 1
+        return self.n_left >= 0
+
+    def check(self, sampling: Sampling) -> None:
+        """Compile nothing."""
+
+
+def test_the_preparation_waits_for_the_end_of_requests() -> None:
+    worker = BusyWorker(3)
+    is_added = threading.Event()
+    lane = SimpleNamespace(add=lambda function: is_added.set())
+    prepare_later(cast(PostReplyQueue, lane), cast(Worker, worker), seconds=0)
+    assert is_added.wait(60)
+    assert worker.n_left == -1, "it looked three times in vain"
 
 
 def test_the_first_requests_come_before_the_preparation() -> None:
