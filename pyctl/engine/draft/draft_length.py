@@ -42,7 +42,7 @@ MIN_PAUSE = 6
 LONGEST_DOUBLED_PAUSE = 16 * MIN_PAUSE
 """Tokens up to which pauses double while drafts do not pay."""
 
-MAX_PAUSE = 512
+MAX_PAUSE = 1024
 """Tokens of the longest pause, which CUDA graphs lengthen beyond `LONGEST_DOUBLED_PAUSE`."""
 
 GRAPH_PAUSE = 16
