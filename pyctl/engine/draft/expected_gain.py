@@ -27,7 +27,7 @@ GRAPH_STEPS = 16
 """Steps that share a CUDA graph while a draft model drafts: its lengths change that often."""
 
 
-START_STEPS = 96
+START_STEPS = 48
 """Steps that share the CUDA graph with which a draft model starts after plain steps: where drafts
 gain, it goes on for long. A probe that is charged more may never see the length that gains."""
 

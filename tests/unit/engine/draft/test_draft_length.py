@@ -299,7 +299,7 @@ def test_a_copy_that_goes_on_shares_the_cost_of_a_new_graph(
 
 def test_a_model_starts_after_plain_steps_where_one_draft_gains() -> None:
     """At two tokens a step on 35B-A3B one draft gains 9 % once its CUDA graph is captured, which
-    takes as long as 2.6 plain steps.
+    takes as long as 2.6 plain steps: enough of these share it.
     """
     costs = {1: 1.0, 2: 1.23, 3: 1.45, 4: 1.65}
     controller = measured(costs.__getitem__, limit=3, draft_ms=1.87)
@@ -310,7 +310,7 @@ def test_a_model_starts_after_plain_steps_where_one_draft_gains() -> None:
     first_of_a_width = 10.0 + draft_length.GRAPH_SHARES[0] * graph_ms
     controller.record({0: 0}, 1, first_of_a_width)
     assert controller.length(0, SOME, 3) == 1
-    assert 1.07 < controller.gain(0, SOME, 1) < 1.10
+    assert 1.04 < controller.gain(0, SOME, 1) < 1.06
 
 
 def beside_others(*, has_state_history: bool, apart: float = 1.5) -> DraftLengthController:
