@@ -405,8 +405,9 @@ class DraftLengthController:
 
     def _shorten_pauses(self, key: int, n_tokens: int) -> None:
         """Count ``n_tokens`` of a reply that may have ended, which has no state then."""
-        states = self.requests.get(key, {})
-        for state in states.values():
+        if key not in self.requests:
+            return
+        for state in self.requests[key].values():
             n_left = state.pause_left - n_tokens
             state.pause_left = max(n_left, 0)
 
