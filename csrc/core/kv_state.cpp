@@ -218,6 +218,10 @@ int64_t kv_state::reset(llama_seq_id seq) {
     if (n < 0 || n_tokens(seq) < n) {
         throw std::invalid_argument("sequence " + std::to_string(seq) + " has no mark to go back to");
     }
+    // The evaluations since then have overwritten only what the first of them did not see.
+    if (sliding != nullptr && !sliding->cut(seq, position(seq, n))) {
+        throw std::runtime_error("sequence " + std::to_string(seq) + " no longer has the window of its mark");
+    }
     rows->truncate(seq, n);
     state->reset(seq, position_after(seq, n));
     return n;

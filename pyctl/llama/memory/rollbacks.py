@@ -88,7 +88,10 @@ class Rollbacks:
                 checked(self._kv.mark, item.seq, item.position)
                 marks[item.seq] = item.position + item.n_committed
         is_plain = all(len(item.tokens) == 1 for item in items)
-        self._n_plain_steps = self._n_plain_steps + 1 if is_plain else 0
+        if is_plain:
+            self._n_plain_steps += 1
+        else:
+            self._n_plain_steps = 0
         self._keep_history(self._n_plain_steps <= PLAIN_STEPS)
         return marks
 
