@@ -189,7 +189,7 @@ class Drive:
     # ----------------------------------------------------------------------------------
 
     def lose_power(self) -> None:
-        """Leave on the drive what a power failure leaves. No process may run."""
+        """Reduce the drive to the bytes that a power failure leaves. No process may run."""
         folders = [self.root, *(path for path in self.root.rglob("*") if path.is_dir())]
         for folder in folders:
             self._lose_names(str(folder))

@@ -340,7 +340,7 @@ async function describe() {
     ["Layers on the GPU", layers && `${onGpu} of ${layers}${placed}`],
     ["Drafts", drafts && drafts.replaceAll(",", ", ")],
     ["Memory", about.model_memory],
-    ["Replies at once", about.total_slots],
+    ["Requests at a time", about.total_slots],
     ["Images", about.modalities?.vision ? "yes" : "no"], ["Build", about.build_info],
   ];
   await ask("Model", pairs(facts.filter(([, value]) => value)));
