@@ -110,7 +110,7 @@ def test_pinned_goes_back(run: Run, environ: dict[str, str]) -> None:
     [
         (BARE, ["--pinned", "--llama-cpp", "0.9.1"], "not allowed with"),
         (WITH_CARD, ["--cpu", "--arch", "86"], "--arch: not allowed with argument --cpu"),
-        (WITH_CARD, ["--arch", "native"], "no compute capability"),
+        (WITH_CARD, ["--arch", "native"], "is not a compute capability"),
         (WITH_CARD, ["--jobs", "-1"], "--jobs must be at least 1"),
         (WITH_CARD, ["--fast"], "unrecognized arguments: --fast; see pyctl setup --help"),
         (replace(WITH_CARD, compiler=None), [], r"a C\+\+ compiler is not installed"),
