@@ -76,7 +76,7 @@ def test_without_a_file_that_fits_it_compiles(
         run(replace(WITH_CARD, compiler=None), "--release", place)
     with pytest.raises(ConfigError, match=r"a C\+\+ compiler is not installed"):
         run(replace(WITH_CARD, compiler=None), "--release", place, "--yes")
-    assert "llama-cpp-python is not from a release" in capsys.readouterr().out
+    assert "llama-cpp-python does not belong to the release" in capsys.readouterr().out
     assert run(WITH_CARD, "--release", "none", "--dry-run")[1][1].startswith(
         "build: for NVIDIA GeForce RTX 3090"
     )
