@@ -25,7 +25,7 @@ function drawList() {
   sidebar.draw(conversations);
 }
 
-// Stored as it is: pinning is no change of the conversation, which keeps its day.
+// Stored as it is: pinning does not change the conversation, which keeps its day.
 async function pin(conversation) {
   conversation.pinned = !conversation.pinned;
   drawList();
