@@ -183,7 +183,7 @@ def test_clients_are_of_the_versions_that_were_measured() -> None:
 
 def test_ci_installs_what_the_readme_names() -> None:
     (needed,) = re.findall(
-        r"^sudo apt install (.*?) +#",
+        r"^sudo apt (?:update && sudo apt )?install (.*?) +#",
         (ROOT / "README.md").read_text(encoding="utf-8"),
         re.MULTILINE,
     )
