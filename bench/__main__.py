@@ -1,6 +1,6 @@
 """Run all benchmarks, one after the other; fail at the end if one of them failed.
 
-python -m bench                      # what `make bench` runs: about an hour
+python -m bench                      # the benches of `make bench`: about an hour
 python -m bench --quick policy kv    # only these two, as a smoke test
 python -m bench --keep               # tables to bench/results
 python -m bench --llama-server FILE  # and llama-server: exact_replies, replay, real, rows

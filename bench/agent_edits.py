@@ -46,7 +46,7 @@ HEAD_SHARE = 0.8
 
 @dataclass(frozen=True)
 class Edit:
-    """A file at ``path`` ``before`` and ``after`` a change, and what it was for."""
+    """A file at ``path`` ``before`` and ``after`` a change, and its purpose."""
 
     path: str
     task: str

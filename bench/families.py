@@ -1,4 +1,4 @@
-"""Compare what the cache returns with a cold run, bit for bit, in every architecture of llama.cpp,
+"""Compare the cache's replies with a cold run, bit for bit, in every architecture of llama.cpp,
 and measure the cost.
 
     python -m bench.families --keep                  # the whole zoo, to bench/results/families.md

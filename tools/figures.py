@@ -35,7 +35,7 @@ Cells: TypeAlias = list[str]
 SHAPES = {"27B": "27b", "35B-A3B": "35b-a3b"}
 SIDE_BY_SIDE = {name: f"gpu-side-by-side-{shape}.md" for name, shape in SHAPES.items()}
 
-AGES = re.compile(r" \((\d+) engine commits old\)")
+AGES = re.compile(r" \((\d+) engine commits since\)")
 """The age of a source in the caption of a table, counted when the table was written."""
 
 MAX_DRIFT = 50
@@ -252,7 +252,7 @@ def _aged_commits(source: str) -> list[str]:
     aged = []
     for commit in HASH.findall(head(RESULTS / source)["commit"]):
         n = count_engine_commits(commit)
-        aged.append(f"commit {commit}" + ("" if n is None else f" ({n} engine commits old)"))
+        aged.append(f"commit {commit}" + ("" if n is None else f" ({n} engine commits since)"))
     return aged
 
 

@@ -194,7 +194,7 @@ def floor_of(asked: Sequence[Asked], n_head: int) -> int:
 
 
 class Subject:
-    """A running server, and how fast it is at what the ideal consists of."""
+    """A running server, and its speed at the parts of the ideal."""
 
     def __init__(self, server: Server, options: argparse.Namespace, n_ctx: int) -> None:
         self.server = server
@@ -416,7 +416,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the cases on each model until the budget ends, and print the records as a document."""
     parser = options_of(__doc__, 180)
     parser.add_argument(
-        "directory", type=Path, nargs="?", help="what prepare.py was given; else name the files"
+        "directory",
+        type=Path,
+        nargs="?",
+        help="the directory of prepare.py; without it, name files",
     )
     parser.add_argument("--models", nargs="+", metavar="SHAPE[=FILE]", default=["27b-nextn"])
     parser.add_argument("--llama-server", metavar="FILE")

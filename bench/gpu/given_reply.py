@@ -36,7 +36,7 @@ def write(file: Path, texts: Texts) -> None:
 
 
 def read(file: Path) -> Texts:
-    """Read what `write` has written."""
+    """Read a file of `write`."""
     numbers = np.fromfile(file, np.int32).tolist()
     texts = []
     while numbers:

@@ -9,7 +9,7 @@ written next to it. ``encode`` loads both in this process: bits of the rows when
 again, and milliseconds by size. ``bits`` compares logits after images of several sizes with a cold
 run's: cold again, restored, rewound, and after another image in their place. ``ask`` starts servers
 and sends a conversation with an image of 1920 x 1080 pixels: new, with another question, after
-another conversation, and after a restart. `bench.gpu.memory` measures what both take.
+another conversation, and after a restart. `bench.gpu.memory` measures the memory of both.
 """
 
 from __future__ import annotations

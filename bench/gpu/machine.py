@@ -1,4 +1,4 @@
-"""The machine that is measured: what it is, its memory, its drive, and the compilers that llama.cpp
+"""The machine that is measured: its names, its memory, its drive, and the compilers that llama.cpp
 is built with.
 
 Only the standard library and `pyctl.setup` are needed, since prepare.py runs before anything else

@@ -36,7 +36,7 @@ def measured(
     """
     before = {
         device.name: device.free or 0 for device in devices()
-    }  # itself takes what a process needs on a GPU
+    }  # itself takes the memory that a process needs on a GPU
     loaded = load(settings, drafts=drafts, vision=vision)
     if breakdown.core is None:
         raise SystemExit("the extension is missing: see pyctl --version")

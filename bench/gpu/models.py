@@ -266,7 +266,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("directory", type=Path, help="what prepare.py was given")
+    parser.add_argument("directory", type=Path, help="the directory of prepare.py")
     parser.add_argument("--models", nargs=2, default=["27b", "35b-a3b"], metavar="SHAPE")
     parser.add_argument("--servers", nargs="+", choices=(OURS, PEER), default=(OURS, PEER))
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)

@@ -83,8 +83,8 @@ def requirements() -> dict[str, str]:
 
 
 def install_packages(place: Path, wheels: Path | None) -> None:
-    """Put into site/ what this Python lacks: from ``wheels`` if given, else through pip. SystemExit
-    if that fails.
+    """Put the packages into site/ that this Python lacks: from ``wheels`` if given, else through
+    pip. SystemExit if that fails.
     """
     missing = [item for name, item in requirements().items() if not present(name, place / "site")]
     if not missing:

@@ -133,7 +133,7 @@ class Run:
     work: Path
 
     loading: float = 2.0
-    """Seconds until a server answers: a guess at first, then what the last one took."""
+    """Seconds until a server answers: a guess at first, then those of the last one."""
 
     def flags(self) -> list[str]:
         """Return the flags of both servers; drafts and RAM are llama-server's defaults."""

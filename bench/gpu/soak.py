@@ -83,7 +83,7 @@ SLACKS = (0, 4, 32, 256)
 
 
 class Served(NamedTuple):
-    """A model, and what only it has: an encoder of images, and a type of drafts."""
+    """A model, and its own parts: an encoder of images, and a type of drafts."""
 
     name: str
     file: Path
@@ -288,7 +288,7 @@ def soak(options: argparse.Namespace, directory: Path) -> tuple[Target, Neighbou
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the tables; exit with 1 if anything is wrong."""
     parser = parser_of(__doc__, keep=False)
-    parser.add_argument("directory", type=Path, help="what prepare.py was given")
+    parser.add_argument("directory", type=Path, help="the directory of prepare.py")
     parser.add_argument(
         "--models", nargs="+", metavar="SHAPE", help="default: the first two that are prepared"
     )

@@ -334,7 +334,10 @@ def main() -> None:
     """Measure the parts on each model, and print the records as a document."""
     parser = options_of(__doc__, 3600)
     parser.add_argument(
-        "directory", type=Path, nargs="?", help="what prepare.py was given; else name the files"
+        "directory",
+        type=Path,
+        nargs="?",
+        help="the directory of prepare.py; without it, name files",
     )
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument(

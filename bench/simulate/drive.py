@@ -198,7 +198,7 @@ class Drive:
     # ----------------------------------------------------------------------------------
 
     def lose_power(self) -> None:
-        """Leave on the drive what a power failure leaves. No process may run."""
+        """Reduce the drive to the bytes that a power failure leaves. No process may run."""
         # Sorted: the order of a directory's entries differs from machine to machine.
         paths = sorted(self.root.rglob("*"))
         folders = [self.root, *(path for path in paths if path.is_dir())]

@@ -35,7 +35,7 @@ RETRY_SECONDS = 5.0
 """After so long a client sends a request again whose server is gone."""
 
 IDLE_SECONDS = 2.0
-"""After so long without a request a server does what can wait."""
+"""Seconds without a request after which a server does deferred work."""
 
 SHOWN_REQUESTS = 200
 """After so many requests the caller may end the simulation, and cycles are collected."""
@@ -208,7 +208,7 @@ class Household:
         yield hours
 
     def _idle(self) -> None:
-        """Let time pass until something happens; servers do what can wait."""
+        """Let time pass until something happens; servers do deferred work."""
         next_at = self._incidents.next_at
         if self._arrivals:
             next_at = min(next_at, self._arrivals[0].at)

@@ -187,7 +187,7 @@ class Incidents:
     # ----------------------------------------------------------------------------------
 
     def _operate(self) -> None:
-        """Do what an operator may do."""
+        """Act as an operator."""
         server = self._rng.choice(self._household.servers)
         action = self._rng.choice((self._clear, self._remove, self._pin, self._sleep))
         self._household.log.add("operator", action.__name__.strip("_"))

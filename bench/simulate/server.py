@@ -271,7 +271,7 @@ class Server:
     # ----------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """Run a step of the engine and what the other threads may do meanwhile."""
+        """Run a step of the engine, and the work of other threads meanwhile."""
         self._drive.process = self.process
         engine = self.engine
         has_work = engine.step()

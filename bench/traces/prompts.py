@@ -25,7 +25,7 @@ SYSTEM_TOKENS = 14_000
 """Tokens of the system message at the start of a conversation, in which no message starts."""
 
 MESSAGE_TOKENS = 1_024
-"""Tokens from one message to the next in new text, about what a tool returns."""
+"""Tokens from one message to the next in new text, about the result of a tool."""
 
 USER_SECONDS = 20.0
 """Pauses of at least this length belong to a person; shorter ones to a tool."""

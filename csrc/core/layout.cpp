@@ -25,7 +25,7 @@ const io_step & step_at(const std::vector<io_step> & steps, size_t at) {
     return steps[at];
 }
 
-// The plain bytes of `step` as a value; std::runtime_error if they are no T.
+// The plain bytes of `step` as a value; std::runtime_error if they are not a T.
 template <typename T> T value_of(const io_step & step) {
     if (step.tensor != nullptr || step.bytes.size() != sizeof(T)) {
         refuse_order();

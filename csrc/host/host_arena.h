@@ -7,7 +7,7 @@
 // for these do slabs without buffers return to the system, so that both stay within the limit.
 //
 // Any thread may call. `mutex_` guards all fields. The device library is called without it, one
-// call at a time (`device_calls_`), for slabs that are no hole: before they are ready, or when they
+// call at a time (`device_calls_`), for slabs that are not a hole: before they are ready, or when they
 // return.
 #pragma once
 

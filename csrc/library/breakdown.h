@@ -14,7 +14,7 @@ namespace library {
 // The device where `buft` lies, "" for the host.
 inline std::string place_of(ggml_backend_buffer_type_t buft) {
     auto * device  = ggml_backend_buft_get_device(buft);
-    auto   is_host = device == nullptr || ggml_backend_buft_is_host(buft);  // a CPU also has buffers that are no host's
+    auto   is_host = device == nullptr || ggml_backend_buft_is_host(buft);  // a CPU also has buffers that are not the host's
     return is_host || ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU ? "" : ggml_backend_dev_name(device);
 }
 

@@ -145,8 +145,9 @@ class Saver:
         """Move everything that ``seq`` holds into a snapshot for `resume`, and clear ``seq``.
         Raises StateError or MemoryError, with ``seq`` unchanged.
 
-        The snapshot is no entry of the cache, which only counts its bytes until `RamCache.release`,
-        and shares rows with it. Rows that the device can hold stay there unless ``frees_cells``.
+        The snapshot is not an entry of the cache, which only counts its bytes until
+        `RamCache.release`, and shares rows with it. Rows that the device can hold stay there unless
+        ``frees_cells``.
         """
         suspended = self._take(seq, PromptMatch(seq.tokens).prefix(seq.n), seq.covered.alive())
         self._cache.protect(suspended)

@@ -147,8 +147,8 @@ def _list(directory: CacheDirectory, arguments: argparse.Namespace) -> int:
         _print_lines([_line(entry, time.time()) for entry in of_model])
         print()
     if not entries:
-        of_model = f" of {one_line(arguments.model)}" if arguments.model else ""
-        print(f"no snapshots{of_model} in {directory.path}")
+        whose = f" of {one_line(arguments.model)}" if arguments.model else ""
+        print(f"no snapshots{whose} in {directory.path}")
         return 0
     print(
         f"{_count(len(entries), 'snapshot')} of {_count(len(models), 'model')}, "

@@ -223,7 +223,7 @@ def planned(settings: CommandSettings) -> tuple[Resolved, list[str]]:
     except _PlannedError as ended:
         resolved: Resolved = ended.args[0]
         texts = [record.getMessage() for record in heard.buffer if record.name.startswith("pyctl")]
-        # A context that was reduced because none was asked for is no fault.
+        # A context that was reduced because none was given is not a fault.
         faults = [text for text in texts if not text.startswith("context reduced")]
         plan = resolved.memory
         return resolved, [*faults, *plan.warnings(cache_budget(settings.cache, plan))]

@@ -64,7 +64,7 @@ def find_server(url: str, key: str, *, waits: bool = True) -> Endpoint | None:
     """Return the pyctl or llama-server at ``url``, without /v1, after it has loaded its model; None
     if neither answers.
 
-    Raises ConfigError if it refuses ``key``, or has no model yet and this ``waits`` for none.
+    Raises ConfigError if it refuses ``key``, or without ``waits`` if it has not loaded a model yet.
     """
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     with httpx.Client(timeout=ANSWER_SECONDS, headers=headers, trust_env=False) as client:

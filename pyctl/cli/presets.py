@@ -345,7 +345,7 @@ _OWN_KEYS: Mapping[str, Convert] = {
     "stop-timeout": number(high=INT32_MAX),
     **dict.fromkeys(("load-on-startup", "dedup-cache-models", "keep"), on_off),
 }
-"""Keys that are no flags."""
+"""Keys that are not flags."""
 
 
 def _argv(section: Mapping[str, str]) -> list[str]:

@@ -95,7 +95,7 @@ class ChainNames:
         parent's. Raises NotWrittenError if the rows were dropped.
 
         A name that the segment has got before is reused, since rows never change: their checksum is
-        computed once. The draft model's rows are no part of the name, so a server without a draft
+        computed once. The draft model's rows are not part of the name, so a server without a draft
         model uses the same file.
         """
         if segment.dropped:

@@ -92,7 +92,7 @@ _PROMPT = re.compile(r"([0-9a-f]{16})-([0-9a-f]{8})\.prompt")
 _OBSOLETE = re.compile(r"recent|words|(recent|words|replies)\.\d{1,10}\.tmp")
 
 RECEIPTS = "receipts"
-"""The directory of the receipts of all models, which is no fingerprint's."""
+"""The directory of the receipts of all models, which belongs to no fingerprint."""
 
 _FINGERPRINT = re.compile(rf"(?!{RECEIPTS}$)[A-Za-z0-9_][A-Za-z0-9._-]{{0,127}}")
 

@@ -363,7 +363,7 @@ class _Connection:
             os.close(open_private(self.path, os.O_RDWR | os.O_EXCL))
 
     def _connect(self) -> sqlite3.Connection:
-        """Open the file and return the connection. Raises OSError for a path that is no regular
+        """Open the file and return the connection. Raises OSError for a path that is not a regular
         file, and sqlite3.Error for an index of another version or without its columns.
 
         The path is checked first, since SQLite would wait at a pipe. The journal mode is set before

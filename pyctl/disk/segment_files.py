@@ -176,7 +176,7 @@ def _read_chunk(path: Path, part: Part, out: Block, offset: int, crc: int) -> No
     data = out.data
     with _opened(path) as descriptor:
         # The whole chunk at once: read-ahead alone requests less than a cold drive can give.
-        # Reading past the page cache is no faster, and looking for cached pages (RWF_NOWAIT) makes
+        # Reading past the page cache is not faster, and looking for cached pages (RWF_NOWAIT) makes
         # it slower.
         os.posix_fadvise(descriptor, offset, len(data), os.POSIX_FADV_WILLNEED)
         done = 0

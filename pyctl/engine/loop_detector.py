@@ -19,10 +19,10 @@ MAX_PERIOD = 512
 """Longest period in tokens, about a paragraph or a function; the cost of a token grows with it."""
 
 MIN_TOKENS = 400
-"""Fewer periodic tokens are no loop."""
+"""Fewer periodic tokens are not a loop."""
 
 MIN_REPEATS = 5
-"""Fewer repetitions of the first block are no loop."""
+"""Fewer repetitions of the first block are not a loop."""
 
 
 @dataclass(frozen=True)

@@ -48,8 +48,8 @@ class ImageFile:
 
     @classmethod
     def parse(cls, data: bytes) -> ImageFile:
-        """Parse the bytes ``data`` of a file. Raises RequestError if it is no supported image, too
-        large or truncated.
+        """Parse the bytes ``data`` of a file. Raises RequestError if it is not a supported image,
+        too large or truncated.
 
         Other damage shows only when the image is decoded.
         """

@@ -187,7 +187,7 @@ def _bias_pairs(value: Any) -> list[tuple[Any, Any]]:
 
 
 def _token_or_text(key: str) -> int | str:
-    """Return a number, as llama-server reads one: a number of too many digits is no token."""
+    """Return a number, as llama-server reads one: a number of too many digits is not a token."""
     text = key.strip()
     digits = text[1:] if text[:1] in ("+", "-") else text
     if not (digits.isascii() and digits.isdecimal()):

@@ -254,7 +254,7 @@ class KeptResponse:
         self._stream = stream
         self._body: bytes | None = body
         self._answer = answer
-        self._others: list[Message] = []  # of an answer that is no stream
+        self._others: list[Message] = []  # of an answer that is not a stream
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._streams.start(self._work(scope))

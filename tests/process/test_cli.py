@@ -102,11 +102,11 @@ def test_help_gives_an_overview_and_the_flags_of_a_command() -> None:
 
 
 def test_help_on_nothing_that_there_is_names_the_sections() -> None:
-    nothing = pyctl("serve", "--help", "nothing")
+    nothing = pyctl("serve", "--help", "nonesuch")
     assert nothing.returncode == 2
     assert nothing.stdout == ""
     assert nothing.stderr.startswith(
-        "pyctl: error: --help: no section or flag 'nothing'; sections: general, model,"
+        "pyctl: error: --help: no section or flag 'nonesuch'; sections: general, model,"
     )
 
 

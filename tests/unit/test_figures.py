@@ -90,7 +90,7 @@ def test_a_caption_has_the_age_of_its_source() -> None:
 
 def test_an_age_in_a_caption_may_be_a_little_behind() -> None:
     def page(n: int, cell: str = "1") -> str:
-        return f"*AMD, commit 59f21c80 ({n} engine commits old)*\n\n| {cell} |\n"
+        return f"*AMD, commit 59f21c80 ({n} engine commits since)*\n\n| {cell} |\n"
 
     assert not is_stale(page(10), page(10 + MAX_DRIFT))
     assert is_stale(page(10), page(11 + MAX_DRIFT))

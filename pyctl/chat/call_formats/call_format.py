@@ -35,7 +35,7 @@ class CallFormat(ABC):
     where on a grammar binds a reply that need not call anything. ``may_omit_tags``: models leave
     out the tags around a call, so that a reply of nothing but its JSON is also one.
     ``is_bare_json``: a call may be JSON with nothing around it, which no grammar parts from other
-    JSON; a reply that follows a schema is no call then, unless one is forced.
+    JSON; a reply that follows a schema is not a call then, unless one is forced.
     """
 
     name: str

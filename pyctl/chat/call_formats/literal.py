@@ -198,7 +198,7 @@ class LiteralReader:
         if not self._ends or len(self._open) > 1:
             return True
         after = text[pos : pos + _MAX_AHEAD]
-        # Text that stays undecided for that many characters is no call.
+        # Text that stays undecided for that many characters is not a call.
         undecided = True if final else None if len(after) < _MAX_AHEAD else False
         after = after.lstrip()
         if not after:

@@ -83,7 +83,7 @@ class _Parser(CallScanner):
             name, begin = json_head(self._held, pos, key)
             if name and self._has(name):
                 return self._start(name, begin, self._json)
-        # The members come in another order, or it is no call: only the whole text decides.
+        # The members come in another order, or it is not a call: only the whole text decides.
         end = self._json_end.find(self._held, pos)
         name, arguments = whole_call(self._held[pos:end]) if end >= 0 else ("", "")
         if not name or not self._has(name):

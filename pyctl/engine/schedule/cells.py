@@ -102,7 +102,7 @@ class SequenceValues:
     def _gained(self, seq: LiveSequence, prompt: Prompt, shared: int) -> float:
         """Return the seconds saved for ``prompt`` compared with an empty sequence.
 
-        Rows common to many conversations are no gain: snapshots hold them for all sequences.
+        Rows common to many conversations gain nothing: snapshots hold them for all sequences.
         """
         if not shared:
             return 0.0

@@ -23,8 +23,8 @@ def resolve(model: ModelSettings, drafts: DraftSettings = NO_DRAFTS) -> Resolved
     """Return the settings with the values that follow from the machine and the model's files.
 
     The context, the layers on GPUs and the automatic drafts follow from free memory: see
-    `pyctl.llama.fit.fitting`. Raises ModelError if a file cannot be read, or is no draft model of
-    the type that ``drafts`` name.
+    `pyctl.llama.fit.fitting`. Raises ModelError if a file cannot be read, or is not a draft model
+    of the type that ``drafts`` name.
     """
     inferred = with_inferred_type(drafts)
     resolved = Resolved.from_settings(model, inferred)

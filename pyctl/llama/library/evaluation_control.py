@@ -44,7 +44,7 @@ class EvaluationControl:
         else:
             with captured_log() as lines:
                 code = evaluate()
-            if code != ABORTED:  # an abort is no failure
+            if code != ABORTED:  # an abort is not a failure
                 level = logging.WARNING if code else logging.DEBUG
                 for line in lines:
                     log.log(level, "%s", line)

@@ -73,7 +73,7 @@ def _check(name: str, value: object) -> None:
 
 
 def _number(key: str, name: str, text: str) -> float:
-    """Parse the value of field ``name``. Raises ValueError if it is none, or is refused."""
+    """Parse the value of field ``name``. Raises ValueError if it is not one, or is refused."""
     shown = repr(text[:_MAX_SHOWN])
     try:
         value = float(text)

@@ -133,7 +133,7 @@ class _Parser:
 
     def _alternatives(self, rule: int) -> list[Alternative]:
         """Parse the alternatives of ``rule`` up to their end, and return them. Raises RequestError
-        for a text that is no grammar.
+        for a text that is not a grammar.
 
         Open groups are on a list and not on Python's stack, so that deep nesting needs no
         recursion. The rule of a group is complete when the group closes. Its reference then is one

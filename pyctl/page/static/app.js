@@ -25,7 +25,7 @@ function drawList() {
   sidebar.draw(conversations);
 }
 
-// Stored as it is: pinning is no change of the conversation, which keeps its day.
+// Stored as it is: pinning does not change the conversation, which keeps its day.
 async function pin(conversation) {
   conversation.pinned = !conversation.pinned;
   drawList();
@@ -340,7 +340,7 @@ async function describe() {
     ["Layers on the GPU", layers && `${onGpu} of ${layers}${placed}`],
     ["Drafts", drafts && drafts.replaceAll(",", ", ")],
     ["Memory", about.model_memory],
-    ["Replies at once", about.total_slots],
+    ["Requests at a time", about.total_slots],
     ["Images", about.modalities?.vision ? "yes" : "no"], ["Build", about.build_info],
   ];
   await ask("Model", pairs(facts.filter(([, value]) => value)));

@@ -234,7 +234,7 @@ export function parse(text, known) {
     for (const start of Object.values(made.messages)) {
       const way = [];
       for (let at = start; at && !sound.has(at.id); at = made.messages[at.parent]) {
-        if (way.includes(at.id)) throw new Error("The messages of a conversation form a circle.");
+        if (way.includes(at.id)) throw new Error("The messages of a conversation refer to each other in a circle.");
         way.push(at.id);
       }
       way.forEach((id) => sound.add(id));

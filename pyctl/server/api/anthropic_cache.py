@@ -22,7 +22,7 @@ _HEAD = ("tools", "system")
 
 def retention_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the field ``cache_retention`` for the marks in the body ``values``; empty if they
-    announce nothing. Raises RequestError for a ``ttl`` that is none.
+    announce nothing. Raises RequestError for an unknown ``ttl``.
     """
     fields: dict[str, Any] = {}
     for name, mark in _marks(values):

@@ -135,7 +135,7 @@ def endless(handler: Handler, _: int) -> None:
         (sends(503), "answers with status 503"),
         (sends(200, b""), "is not a GGUF file: it starts with b''"),
         (sends(200, b"GG"), "is not a GGUF file: it starts with b'GG'"),
-        (sends(206, MODEL, Content_Range=f"bytes 0-9/{len(MODEL)}"), "goes on at another"),
+        (sends(206, MODEL, Content_Range=f"bytes 0-9/{len(MODEL)}"), "continued at another"),
         (whole(stop=1000, tag=""), "cannot fetch"),
     ],
 )

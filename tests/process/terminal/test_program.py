@@ -268,7 +268,7 @@ READ = "prompt: 250 of 1,000 tokens (25%), 10 min to go"
 def test_terminal_shows_how_far_a_prompt_is_read(terminal: Terminal, tmp_path: Path) -> None:
     terminal.type("long\r")
     terminal.expect(READ)
-    terminal.say("\x03", "stopped", "nothing had been said yet")
+    terminal.say("\x03", "stopped", "there was no message yet")
     terminal.type("long\r")
     with Terminal(tmp_path, "-p", "long", extra={"NO_COLOR": "1"}) as plain:
         for child in (terminal, plain):

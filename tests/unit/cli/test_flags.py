@@ -322,7 +322,7 @@ def test_flash_attention_words_and_the_older_bare_flag() -> None:
             "--spec-type: ngram-cache is not supported; use one of ngram-simple,",
         ),
         (["--spec-draft-n-max", "-1"], "--spec-draft-n-max: -1 is below the minimum of 0"),
-        (["-fa", "maybe"], "-fa: 'maybe' is neither on nor off, auto"),
+        (["-fa", "maybe"], "-fa: 'maybe' is not one of on, off, auto"),
         (
             ["-fa", "off", "-ctv", "q8_0"],
             "--cache-type-v q8_0 needs flash attention, which --flash-attn off forbids",
@@ -438,7 +438,7 @@ def test_what_is_refused_is_one_clear_line(argv: list[str], text: str) -> None:
 def test_a_bad_variable_is_named() -> None:
     assert refused(LLAMA_ARG_CTX_SIZE="many") == "LLAMA_ARG_CTX_SIZE: 'many' is not a whole number"
     assert refused(LLAMA_ARG_ENDPOINT_METRICS="yes").startswith(
-        "LLAMA_ARG_ENDPOINT_METRICS: 'yes' is not one of"
+        "LLAMA_ARG_ENDPOINT_METRICS: 'yes' is neither on nor off"
     )
 
 

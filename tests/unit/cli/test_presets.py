@@ -186,7 +186,7 @@ def test_fetched_models_that_a_section_names_are_hidden_and_stay_there(tmp_path:
         (f"[a]\nmodel = x\nlogit-bias = {'9' * 40}+1\n", "is above the maximum of 2147483647"),
         (
             "[a]\nmodel = x\nfa = --metrics\n",
-            "[a]: --flash-attn: '--metrics' is neither on nor off, auto",
+            "[a]: --flash-attn: '--metrics' is not one of on, off, auto",
         ),
         ("[a]\nmodel = x\n[a]\nmodel = y\n", "two models are called 'a'"),
         ("[a]\nmodel = x\nrpc = b:1\n", "[a]: --rpc serves one model: use -m"),

@@ -76,7 +76,7 @@ def test_without_a_file_that_fits_it_compiles(
         run(replace(WITH_CARD, compiler=None), "--release", place)
     with pytest.raises(ConfigError, match=r"a C\+\+ compiler is not installed"):
         run(replace(WITH_CARD, compiler=None), "--release", place, "--yes")
-    assert "llama-cpp-python is not from a release" in capsys.readouterr().out
+    assert "llama-cpp-python does not belong to the release" in capsys.readouterr().out
     assert run(WITH_CARD, "--release", "none", "--dry-run")[1][1].startswith(
         "build: for NVIDIA GeForce RTX 3090"
     )
@@ -110,7 +110,7 @@ def test_pinned_goes_back(run: Run, environ: dict[str, str]) -> None:
     [
         (BARE, ["--pinned", "--llama-cpp", "0.9.1"], "not allowed with"),
         (WITH_CARD, ["--cpu", "--arch", "86"], "--arch: not allowed with argument --cpu"),
-        (WITH_CARD, ["--arch", "native"], "no compute capability"),
+        (WITH_CARD, ["--arch", "native"], "is not a compute capability"),
         (WITH_CARD, ["--jobs", "-1"], "--jobs must be at least 1"),
         (WITH_CARD, ["--fast"], "unrecognized arguments: --fast; see pyctl setup --help"),
         (replace(WITH_CARD, compiler=None), [], r"a C\+\+ compiler is not installed"),

@@ -83,7 +83,7 @@ def test_a_text_becomes_its_value(convert: Convert, text: str, value: Any) -> No
         (number(0.5), "0.4", "0.4 is below the minimum of 0.5"),
         (choice("a", "b"), "c", "'c' is not one of a, b"),
         (on_off, "auto", "'auto' is neither on nor off"),
-        (on_off_auto, "maybe", "'maybe' is neither on nor off, auto"),
+        (on_off_auto, "maybe", "'maybe' is not one of on, off, auto"),
         (integers, "1,,2", "'' is not a whole number"),
         (integers, "1,-2", "-2 is below the minimum of 0"),
         (printable, "k\n", "printable ASCII"),

@@ -114,6 +114,6 @@ def test_a_chosen_build_that_does_not_fit_is_not_used_and_said(
     (target / "built.json").write_text(json.dumps(built))
     (target / "bindings" / "llama_cpp" / "llama_cpp.py").write_text("half")
     assert use_libraries(dict(environ)) is None
-    assert "gone or damaged" in unused_choice(environ)
+    assert "missing or damaged" in unused_choice(environ)
     choose(home, "")
     assert unused_choice(environ) == ""
