@@ -25,7 +25,7 @@ from pyctl.cache.cache_stats import CacheStats, Divergence, RequestStats
 from pyctl.cache.device_tier import DeviceTier, MakeRoom
 from pyctl.cache.interim import InterimSnapshots
 from pyctl.cache.lookup import CacheLookup, CachePlan, may_use_disk
-from pyctl.cache.plan import choose_cuts, next_turn, snapshot_ends
+from pyctl.cache.plan import MIN_SHARED, choose_cuts, next_turn, snapshot_ends
 from pyctl.cache.ports import CacheOptions, CacheRequest, SequenceMemory, Store
 from pyctl.cache.positions import last_end
 from pyctl.cache.prefetch import Prefetch
@@ -160,6 +160,8 @@ class PrefixCache:
         prompt = lookup.request.prompt
         nearest = recent.closest()
         n_common = nearest.common if nearest is not None else 0
+        if nearest is not None and n_common >= max(nearest.recent.prompt.opening, MIN_SHARED):
+            self.cache.policy.continuations.record(is_at_end=nearest.is_continued)
         branch = last_end(lookup.batch_ends, n_common)
         # Between here and the branch point the rows may be in the cache, only without a state to
         # resume from.
