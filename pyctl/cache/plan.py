@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_STEP",
     "MIN_BATCH",
+    "MIN_SHARED",
     "RULES",
     "batch_ends",
     "choose_cuts",

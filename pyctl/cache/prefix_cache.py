@@ -25,7 +25,7 @@ from pyctl.cache.cache_stats import CacheStats, Divergence, RequestStats
 from pyctl.cache.device_tier import DeviceTier, MakeRoom
 from pyctl.cache.interim import InterimSnapshots
 from pyctl.cache.lookup import CacheLookup, CachePlan, may_use_disk
-from pyctl.cache.plan import choose_cuts, next_turn, snapshot_ends
+from pyctl.cache.plan import MIN_SHARED, choose_cuts, next_turn, snapshot_ends
 from pyctl.cache.ports import CacheOptions, CacheRequest, SequenceMemory, Store
 from pyctl.cache.positions import last_end
 from pyctl.cache.prefetch import Prefetch
@@ -182,8 +182,10 @@ class PrefixCache:
         self, nearest: ClosestPrompt, lookup: CacheLookup, seq: LiveSequence, stats: RequestStats
     ) -> None:
         """Note in ``seq`` and ``stats`` that the prompt parts from the ``nearest`` recent one after
-        the position to which it was restored.
+        the position to which it was restored; count for evictions whether it goes on at its end.
         """
+        if nearest.common >= max(nearest.recent.prompt.opening, MIN_SHARED):
+            self.cache.policy.continuations.record(is_at_end=nearest.is_continued)
         branch = last_end(lookup.batch_ends, nearest.common)
         if branch > seq.n:
             # Up to there the rows may be in the cache, only without a state to resume from.
