@@ -5,7 +5,9 @@
 # make test    everything that is tested
 # make clients the programs of pyctl launch, for their tests: npm, 3 minutes, 3 GB
 # make contract LLAMA_SERVER=/path/to/llama-server    the same 1,400 requests to both (bench/results/contract.md)
-# make rows LLAMA_SERVER=/path/to/llama-server    rows that pyctl may not lose on a CPU, also on a busy machine
+# make rows LLAMA_SERVER=/path/to/llama-server    start, memory and speed of both on a CPU; fails below 0.98, or the
+#              bound of a row with a reason; ROWS=--busy judges only what a busy machine does not decide
+# make peer    llama-server of the pinned release in build/peer/bin, 6 minutes on 2 cores, for the two above
 # make real    real models, 850 MB: tests of all three, 15 minutes; LLAMA_SERVER=... compares them with that server
 # make matrix  every Python from 3.10 to 3.13 that is installed, each in an environment under build/matrix: tests and a
 #              soak; PYTHONS="3.12 3.13" and STAGES="model smoke" choose
@@ -35,18 +37,24 @@ SEED ?= 7
 # Tests start hundreds of processes: each would compile all modules again where an environment forbids to keep them.
 export PYTHONDONTWRITEBYTECODE :=
 
-# Programs that pyctl launch starts, for tests/process/test_launched_clients.py. aider brings the versions of all it needs.
+# Programs that pyctl launch starts, and SDKs for Node.js, for tests/process. aider brings the versions of all it needs.
 CLIENTS := .venv/clients
-NPM_CLIENTS := @anthropic-ai/claude-code@2.1.197 @openai/codex@0.169.0 opencode-ai@1.18.33 @qwen-code/qwen-code@0.15.10
-NPM_CLIENTS += @github/copilot@1.0.102 @kilocode/cli@7.7.7
+NPM_CLIENTS := @anthropic-ai/claude-code@2.1.332 @openai/codex@0.171.0 opencode-ai@1.18.33 @qwen-code/qwen-code@0.15.10
+NPM_CLIENTS += @github/copilot@1.0.102 @kilocode/cli@7.7.7 @anthropic-ai/sdk@1.14.0 openai@7.59.0
 PIP_CLIENTS := aider gptme vibe
 aider := aider-chat==0.86.2; python_version < '3.13'
 gptme := gptme==0.35.1
 vibe := mistral-vibe==3.0.2; python_version >= '3.12'
 
+# What both servers are compared with: without what neither the rows nor the contract use.
+PEER := build/peer/bin/llama-server
+PEER_FLAGS := -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF
+PEER_FLAGS += -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF
+ROWS ?=
+
 PYTEST = $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
-.PHONY: demo serve install check quick test tests real clients lint bench contract rows build clean matrix unit model smoke soak \
+.PHONY: demo serve install check quick test tests real clients lint bench contract rows peer build clean matrix unit model smoke soak \
   simulate
 
 # Not what the tests need, which is twice as much again. A script finds the installed pyctl, not that of the checkout.
@@ -75,7 +83,7 @@ else
 	  test -e "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" || { \
 	  echo "a C++ compiler or Python's headers are missing; the packages are in docs/install.md, From the source"; exit 2; }
 	@echo "installing; llama.cpp is compiled for the CPU unless pip's cache has it (about 7 minutes on 2 cores)"
-	$(BIN)/pip install --disable-pip-version-check --editable .
+	$(BIN)/python tools/install.py $(BIN)/pip install --disable-pip-version-check --editable .
 endif
 	@touch $@
 
@@ -148,7 +156,17 @@ contract: install
 # One thread: CPU seconds of several contain the time in which they spin for each other.
 rows: install
 	@test -x "$(LLAMA_SERVER)" || { echo "give the binary: make rows LLAMA_SERVER=/path/to/llama-server"; exit 2; }
-	$(BIN)/python -m bench.rows --llama-server "$(LLAMA_SERVER) -nr" --flags "-t 1" --rows decode-cpu prompt-cpu
+	$(BIN)/python -m bench.rows --llama-server "$(LLAMA_SERVER) -nr" --flags "-t 1" $(ROWS)
+
+peer: $(PEER)
+
+# The machine's own instructions, as the wheel of llama.cpp has them. Where there is no cmake, pip has one.
+$(PEER): vendor/llama.cpp/pin.txt | $(BUILT)
+	$(BIN)/python vendor/llama.cpp/unpack.py --all build/llama.cpp
+	command -v cmake >/dev/null || $(BIN)/pip install --quiet --disable-pip-version-check cmake
+	PATH="$$PATH:$(abspath $(BIN))" && cmake -S build/llama.cpp -B build/peer -DCMAKE_BUILD_TYPE=Release $(PEER_FLAGS) && \
+	  cmake --build build/peer --target llama-server --parallel 2
+	@touch $@
 
 build: $(BIN)/pip
 	$(BIN)/pip wheel --disable-pip-version-check --no-deps --wheel-dir dist .

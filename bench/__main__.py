@@ -32,6 +32,7 @@ SCRIPTS = (
     "schedule",
     "traces",
     "builds",
+    "clients",
     "replay",
     "request_path",
     "prediction",

@@ -44,7 +44,8 @@ class Machine:
     """Milliseconds of steps by tokens, in line between them, of a draft of a head, and what the
     first two steps of another width take longer: on a GPU one runs without a CUDA graph, and one
     captures it. Where a draft of more than ``n_free`` tokens is not all right, the next step
-    evaluates its right tokens again.
+    evaluates its right tokens again. Each step with a head takes ``head_ms`` longer than without
+    one, also where it drafts nothing.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Machine:
     draft_ms: float
     graph_ms: tuple[float, float] = (0.0, 0.0)
     n_free: int = 1024
+    head_ms: float = 0.0
 
     def ms(self, n_tokens: int) -> float:
         return float(np.interp(n_tokens, list(self.step_ms), list(self.step_ms.values())))
@@ -106,6 +108,16 @@ MACHINES = (
     ),
     Machine("line of 0.1", {1: 10.0, 513: 522.0}, 0.3),
     Machine("line of 0.5", {1: 10.0, 513: 2570.0}, 0.3),
+    # Of bench.gpu.step_costs on a machine with 2 cores, where new graphs take longer; widths from
+    # 32 on as above.
+    Machine(
+        "35B-A3B, H200, 2 cores",
+        {1: 4.17, 2: 4.86, 3: 5.74, 4: 6.48, 32: 25.0, 64: 41.0, 128: 69.0, 512: 100.0},
+        0.86,
+        (10.0, 17.0),
+        n_free=3,
+        head_ms=0.16,
+    ),
 )
 REWRITING = (
     # Settled steps after 12,000 tokens, with sampling; from 129 tokens on, batches of prompts and
@@ -340,6 +352,7 @@ class Simulation:
         copying: list[Any] = [Source(self, COPY)] if COPY in named else []
         head: Any = Source(self, HEAD) if HEAD in named else None
         lengths = machine.controller() if fixed is None else None
+        self._has_head = head is not None and fixed != 0
         self._speculation = Speculation(copying, head, lengths=lengths)
         self._speculation.seconds = lambda: self.head_ms / 1e3
 
@@ -420,6 +433,8 @@ class Simulation:
             1 + sum(self.at.values()) / text.n_seqs / 5000
         )  # steps take longer with more context
         ms = sum(map(machine.ms, widths)) * depth + (machine.graph_ms[place] if place < 2 else 0.0)
+        if self._has_head:
+            ms += machine.head_ms
         return ms * (3 if rng.random() < text.noise / 5 else 1 + text.noise * rng.random())
 
 

@@ -44,7 +44,9 @@ BUSY = "while True: pass"
 Commands: TypeAlias = dict[str, tuple[Sequence[str], str]]
 """Commands of servers by name, each with its GOMP_SPINCOUNT, empty for the server's own."""
 
-FILE = Path(pyctl.__file__).parent / "files" / "user_directory.py"
+FILE = Path(pyctl.__file__).parent / "measure" / "server_process.py"
+"""A file of 5,900 characters that names `environ` often: the longest prompt has no more."""
+
 LOW = os.sched_param(0)
 HIGH = os.sched_param(10)
 

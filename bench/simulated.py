@@ -58,16 +58,14 @@ def tokens_of(plain: str) -> Tokens:
 
 
 def prompt_of(plain: str) -> Prompt:
-    """Return a prompt with the server's boundaries and line ends."""
+    """Return a prompt with the server's boundaries."""
     tokens = tokens_of(plain)
     starts = np.flatnonzero(tokens == _START)
     inner = tuple(int(at) for at in starts if at)
     replies = headers(tokens, inner, _ASSISTANT) or ()
     turn = last_turn(tokens, inner, replies, tokens_of(_RESULT).tolist())
-    raw = tokens[: starts[0] if starts.size else None]
-    return Prompt(
-        tokens, inner, replies, turn, (), tuple((np.flatnonzero(raw == ord("\n")) + 1).tolist())
-    )
+    n_raw = int(starts[0]) if starts.size else int(tokens.size)
+    return Prompt(tokens, inner, replies, turn, n_raw=n_raw)
 
 
 @dataclass(eq=False)

@@ -88,7 +88,7 @@ class KVState(ContextState):
     With a ``lag``, for tests, a host behaves as a device that copies during the computation does towards its buffers:
     a copy counts as complete when so many further calls were made, or something waited for it.
 
-    With ``marks``, a hybrid without sliding layers has room for one more state of each sequence, on the devices where states lie; RuntimeError
+    With ``marks``, a hybrid with recurrent cells has room for one more state of each sequence, on the devices where states lie; RuntimeError
     where that is missing.
 
     With ``defers``, llama.cpp gets the drops of `rewind` and `clear` in `reserve`, so `reserve` is called before
@@ -230,6 +230,9 @@ class KVState(ContextState):
     @property
     def has_marks(self) -> bool:
         """Whether sequences can be marked."""
+
+    def keep_history(self, keeps: bool) -> None:
+        """Have the next evaluations keep the states before their last token, or not: `cut` returns to these only."""
 
     def mark(self, seq: int, n: int) -> None:
         """Keep the state of ``seq``, which ends at ``n``, where states lie, in place of the one kept before."""

@@ -128,10 +128,15 @@ class PromptSections:
 
     @property
     def first_message(self) -> bytes:
-        """The digest of the first message after the system message, by which a conversation is
-        recognised; empty without one.
-        """
+        """The digest of the first message after the system message; empty without one."""
         return self.messages[:SECTION_BYTES]
+
+    @property
+    def conversation(self) -> bytes:
+        """The digests by which a conversation is recognised, those of its head and of its first
+        message; empty without a message.
+        """
+        return self.head + self.first_message if self.messages else b""
 
     def n_equal_messages(self, other: PromptSections) -> int:
         """Return how many leading messages both have."""
@@ -150,10 +155,10 @@ class Prompt:
     ``boundaries`` are token counts at which a message starts, ascending, each in (0, len(tokens));
     the last one is the generation header, if there is one. ``headers`` are the boundaries at which
     the assistant starts; None if the template does not show them. ``turn`` is the header of the
-    reply to the user's last message, before any tool results; 0 if unknown. ``line_ends`` are token
-    counts at which a line of raw text ends, ascending, before the first message. ``sections`` are
-    digests of the chat request that the prompt was rendered from, None for raw text. Raises
-    ValueError for boundaries out of order or out of range.
+    reply to the user's last message, before any tool results; 0 if unknown. The first ``n_raw``
+    tokens are raw text, which may be edited anywhere. ``sections`` are digests of the chat request
+    that the prompt was rendered from, None for raw text. Raises ValueError for boundaries out of
+    order or out of range.
     """
 
     tokens: Tokens
@@ -161,7 +166,7 @@ class Prompt:
     headers: tuple[int, ...] | None = None
     turn: int = 0
     pictures: tuple[ImageSpan, ...] = ()
-    line_ends: tuple[int, ...] = ()
+    n_raw: int = 0
     sections: PromptSections | None = None
 
     def __post_init__(self) -> None:
@@ -217,7 +222,7 @@ class Prompt:
             else tuple(header for header in self.headers if header < n),
             self.turn if self.turn < n else 0,
             tuple(picture for picture in self.pictures if picture.end <= n),
-            tuple(end for end in self.line_ends if end <= n),
+            min(self.n_raw, n),
         )
 
     def image_at(self, n: int) -> ImageSpan | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ __all__ = [
     "ServerClient",
     "events",
     "named_events",
+    "random_message",
     "source_of",
 ]
 
@@ -30,6 +32,12 @@ HI = [{"role": "user", "content": "Hi"}]
 """A conversation of one short message."""
 
 Messages = list[dict[str, Any]]
+
+
+def random_message(seed: object, n: int) -> dict[str, str]:
+    """Return a message of the user with ``n`` characters, which depend on ``seed`` alone."""
+    text = "".join(random.Random(str(seed)).choices("abcdefghij klmno", k=n))
+    return {"role": "user", "content": text}
 
 
 class Client:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
-__all__ = ["Handler", "web_server"]
+__all__ = ["Handler", "RedirectingHandler", "web_server"]
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -31,6 +31,13 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         pass
+
+
+class RedirectingHandler(Handler):
+    """Redirects to plain http on another machine, whose name cannot be resolved."""
+
+    def do_GET(self) -> None:
+        self.send(302, b"", Location="http://release.invalid/SHA256SUMS")
 
 
 @contextmanager

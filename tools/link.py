@@ -33,20 +33,26 @@ def link(command: Path, place: Path) -> str:
     return ""
 
 
+def path_line(command: Path, place: Path, path: str) -> str:
+    """Return why a shell with the search path ``path`` does not run ``command`` by its name, and
+    the remedy; "" if it does.
+    """
+    first = shutil.which(place.name, path=path)
+    if first is None:
+        directory = place.parent
+        return f'{directory} is not on PATH: export PATH="{directory}:$PATH"'
+    if os.path.realpath(first) != os.path.realpath(command):
+        return f"{first} is another pyctl and precedes this one on PATH: {place}"
+    return ""
+
+
 def next_lines(command: Path, place: Path, reason: str, path: str) -> list[str]:
     """Return the lines after the demo; ``reason`` is of `link`, ``path`` the search path of
     commands.
     """
-    first = shutil.which(place.name, path=path)
-    is_first = first is not None and os.path.realpath(first) == os.path.realpath(command)
-    lines = [reason] if reason else []
-    if not is_first and not reason:
-        directory = place.parent
-        if first is not None:
-            lines.append(f"{first} is another pyctl and precedes this one on PATH: {place}")
-        else:
-            lines.append(f'{directory} is not on PATH: export PATH="{directory}:$PATH"')
-    name = place.name if is_first else str(command if reason else place)
+    obstacle = path_line(command, place, path)
+    name = str(command if reason else place) if obstacle else place.name
+    lines = [reason or obstacle] if reason or obstacle else []
     return [
         *lines,
         "Next:",
@@ -60,15 +66,18 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.envi
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("command", type=Path, help="the command to link to")
-    parser.add_argument("--only", action="store_true", help="print only the reason for no link")
+    parser.add_argument("--only", action="store_true", help="print no next commands")
     args = parser.parse_args(argv)
     command = Path(os.path.abspath(args.command))
     place = Path(environ.get("HOME") or Path.home()) / ".local" / "bin" / command.name
     reason = link(command, place)
-    if args.only:
-        print(reason or f"{place} is the command of this checkout")
+    path = environ.get("PATH", os.defpath)
+    if not args.only:
+        print("\n".join(next_lines(command, place, reason, path)))
         return
-    print("\n".join(next_lines(command, place, reason, environ.get("PATH", os.defpath))))
+    print(reason or f"{place} is the command of this checkout")
+    if not reason and (obstacle := path_line(command, place, path)):
+        print(obstacle)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ from bench.traces.prompts import (
     SYSTEM_TOKENS,
     USER_SECONDS,
 )
-from bench.traces.recording import Kind, RecordedRequest, Session
+from bench.traces.recording import RecordedRequest, Session
+from pyctl.cache.request_kind import RequestKind
 from pyctl.prompt import Prompt, Tokens, as_tokens
 
 ID_RANGE = (FIRST_ID, 150_000)
@@ -80,7 +81,7 @@ class Client:
         header = n - HEADER_TOKENS
         inherited = (parent.prompt.headers or ()) if parent is not None else ()
         headers = (*(at for at in inherited if at < min(shared.size, header)), header)
-        is_tool_result = request.kind is Kind.APPEND and request.think < USER_SECONDS
+        is_tool_result = request.kind is RequestKind.APPEND and request.think < USER_SECONDS
         turn = parent.prompt.turn if parent is not None and is_tool_result else header
         prompt = Prompt(tokens, starts, headers, turn if turn in starts else header)
         self._sent[request.row] = _Sent(prompt, as_tokens([]))
@@ -111,7 +112,7 @@ def _shared(request: RecordedRequest, parent: _Sent | None) -> Tokens:
     if parent is None:
         return as_tokens([])
     before = parent.prompt.tokens
-    if request.kind is Kind.APPEND:
+    if request.kind is RequestKind.APPEND:
         return as_tokens(np.concatenate([before, parent.reply]))
     return before[: min(scaled(request.n_common), before.size)]
 

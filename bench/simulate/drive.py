@@ -14,10 +14,12 @@ from __future__ import annotations
 import errno
 import os
 import random
+import secrets
 import sqlite3
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -75,6 +77,7 @@ class Drive:
         self._unsynced: set[int] = set()  # inodes with bytes that are not durable
         self._durable: dict[str, dict[str, int]] = {}  # the inodes of durable names, by folder
         self._indexes: list[sqlite3.Connection] = []
+        self._numbers = count()
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -83,10 +86,16 @@ class Drive:
             for name in _REAL:
                 stack.enter_context(patch.object(os, name, getattr(self, f"_{name}")))
             stack.enter_context(patch.object(sqlite3, "connect", self._connect))
+            # Names of temp files, whose order decides what a power failure takes, follow the seed.
+            stack.enter_context(patch.object(secrets, "token_hex", self._token_hex))
             for name in ("fsync", "replace"):
                 stack.callback(object.__setattr__, CALLS, name, getattr(CALLS, name))
                 object.__setattr__(CALLS, name, getattr(self, f"_{name}"))
             yield
+
+    def _token_hex(self, n_bytes: int) -> str:
+        """Return the next number in place of ``n_bytes`` random ones."""
+        return f"{next(self._numbers):0{2 * n_bytes}x}"
 
     def _check(self, kind: str) -> int:
         """Return 0 or SHORT for a call of the running process. Raises OSError or KilledError."""
@@ -190,11 +199,13 @@ class Drive:
 
     def lose_power(self) -> None:
         """Reduce the drive to the bytes that a power failure leaves. No process may run."""
-        folders = [self.root, *(path for path in self.root.rglob("*") if path.is_dir())]
+        # Sorted: the order of a directory's entries differs from machine to machine.
+        paths = sorted(self.root.rglob("*"))
+        folders = [self.root, *(path for path in paths if path.is_dir())]
         for folder in folders:
             self._lose_names(str(folder))
         self._lose_index()
-        for path in self.root.rglob("*"):
+        for path in sorted(self.root.rglob("*")):
             if path.is_file() and not path.name.startswith(INDEX):
                 self._lose_bytes(path)
         self._unsynced.clear()

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from bench.traces.served_chats import ServedChat
+from pyctl.cache.request_kind import RequestKind
 
 __all__ = [
     "KIND_COLUMNS",
@@ -19,11 +20,7 @@ __all__ = [
 ]
 
 KINDS = (
-    "append",
-    "rewrite",
-    "first",
-    "sub-agent, first",
-    "side request",
+    *(kind.value for kind in RequestKind),
     "second client",
     "other model",
 )

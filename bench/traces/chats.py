@@ -14,7 +14,8 @@ from typing import Any, TypeAlias
 
 from bench.common import words
 from bench.traces.prompts import KEPT_PROMPTS, MESSAGE_TOKENS, SYSTEM_TOKENS
-from bench.traces.recording import Kind, RecordedRequest, Session
+from bench.traces.recording import RecordedRequest, Session
+from pyctl.cache.request_kind import RequestKind
 
 __all__ = ["Message", "SessionChats", "TextScale"]
 
@@ -104,7 +105,7 @@ class SessionChats:
         if request.parent is None:
             return []
         parts = self._chats[request.parent]
-        if request.kind is not Kind.APPEND:
+        if request.kind is not RequestKind.APPEND:
             return list(takewhile(lambda part: part.end <= request.n_common, parts))
         reply = self._replies.get(request.parent)
         if reply is None:  # the parent was not sent

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bench.traces.recording import Kind, RecordedRequest, Session
+from bench.traces.recording import RecordedRequest, Session
+from pyctl.cache.request_kind import RequestKind
 from pyctl.prompt import Prompt, Tokens, as_tokens
 
 ID_RANGE = (1_000, 150_000)
@@ -73,7 +74,7 @@ class SessionPrompts:
         tokens = as_tokens(np.concatenate([shared, self._draw(request, 0, n_new)]))
         starts = self._message_starts(request, parent, shared.size)
         headers = self._headers(request, parent, shared.size)
-        is_tool_result = request.kind is Kind.APPEND and request.think < USER_SECONDS
+        is_tool_result = request.kind is RequestKind.APPEND and request.think < USER_SECONDS
         turn = parent.prompt.turn if parent is not None and is_tool_result else headers[-1]
         prompt = Prompt(tokens, starts, headers, turn)
         n_reply = min(request.n_reply, self._max_reply)
@@ -89,7 +90,7 @@ class SessionPrompts:
             return as_tokens([])
         before = parent.prompt.tokens
         n_after = request.n_prompt - before.size
-        if request.kind is not Kind.APPEND or n_after <= HEADER_TOKENS:
+        if request.kind is not RequestKind.APPEND or n_after <= HEADER_TOKENS:
             return before[: min(request.n_common, request.n_prompt - HEADER_TOKENS)]
         # Clients can leave reasoning out of the reply that they send back.
         n_reply = min(parent.reply.size, n_after - HEADER_TOKENS)

@@ -20,10 +20,11 @@ import csv
 import lzma
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
+
+from pyctl.cache.request_kind import RequestKind, kind_of_request
 
 FILE = Path(__file__).resolve().parents[1] / "recorded" / "agent-sessions.tsv.xz"
 
@@ -34,15 +35,6 @@ UNALIGNED_BLOCKS = 2
 """A prompt that shares all but this many of its parent's blocks continues it: the last block is
 shared only if both prompts fill it.
 """
-
-
-class Kind(Enum):
-    """The way in which a request follows from the earlier ones of its session."""
-
-    FIRST = "first"
-    SUB_AGENT = "sub-agent, first"
-    APPEND = "append"
-    REWRITE = "rewrite"
 
 
 @dataclass(frozen=True)
@@ -68,7 +60,7 @@ class RecordedRequest:
     n_reply: int
     parent: int | None
     n_common: int
-    kind: Kind
+    kind: RequestKind
     seconds: float = 0.0
 
 
@@ -89,7 +81,7 @@ class Session:
         for request in reversed(self.requests):
             if request.parent is None:
                 continue
-            if request.kind is not Kind.APPEND:
+            if request.kind is not RequestKind.APPEND:
                 cuts[request.parent].add(request.n_common)
             # The part that the prompt shares with its parent has the same messages in both.
             shared = {cut for cut in cuts[request.row] if cut <= request.n_common}
@@ -126,7 +118,11 @@ def _requests(rows: Sequence[dict[str, str]]) -> Iterator[RecordedRequest]:
             parent=parent,
             n_common=min(n_blocks * BLOCK, n_prompt, n_parent),
             kind=_kind(
-                is_new=stream not in streams, stream=stream, n_blocks=n_blocks, n_parent=n_parent
+                row=number,
+                is_new=stream not in streams,
+                stream=stream,
+                n_blocks=n_blocks,
+                n_parent=n_parent,
             ),
             seconds=float(row["seconds"]),
         )
@@ -134,12 +130,19 @@ def _requests(rows: Sequence[dict[str, str]]) -> Iterator[RecordedRequest]:
         lengths.append(n_prompt)
 
 
-def _kind(*, is_new: bool, stream: int, n_blocks: int, n_parent: int) -> Kind:
-    """Return the kind of a request; ``is_new`` for the first one of its stream."""
-    if is_new and stream > 0:
-        return Kind.SUB_AGENT
-    if n_blocks == 0:
-        return Kind.FIRST
-    if n_blocks + UNALIGNED_BLOCKS >= n_parent // BLOCK:
-        return Kind.APPEND
-    return Kind.REWRITE
+def _kind(*, row: int, is_new: bool, stream: int, n_blocks: int, n_parent: int) -> RequestKind:
+    """Return the kind of a request; ``is_new`` for the first one of its stream.
+
+    The names and their order are the server's. The server infers a sub-agent from the heads of
+    prompts, where the recording has its stream; of a prompt that shares nothing with any other, the
+    recording does not have the tools, so that one within the session counts as a side request. The
+    server compares tokens, the recording blocks of 64.
+    """
+    opens_agent = is_new and stream > 0
+    is_same = n_blocks > 0 and not opens_agent
+    return kind_of_request(
+        is_continued=is_same and n_blocks + UNALIGNED_BLOCKS >= n_parent // BLOCK,
+        is_same_conversation=is_same,
+        is_main=row == 0 and not opens_agent,
+        has_tools=opens_agent,
+    )

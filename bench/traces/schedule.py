@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from bench.traces.recording import Kind, RecordedRequest, Session
+from bench.traces.recording import RecordedRequest, Session
+from pyctl.cache.request_kind import RequestKind
 
 __all__ = ["Event", "Step", "Turn", "schedule", "turns_of", "visiting_session"]
 
@@ -80,18 +81,11 @@ def turns_of(sessions: Sequence[Session], n_at_once: int, max_context: int) -> l
         began = heapq.heappop(free_from)
         for request in session.requests:
             is_sent = request.n_prompt + request.n_reply <= max_context
-            turn = Turn(session, request, _kind(request), is_sent)
+            turn = Turn(session, request, request.kind.value, is_sent)
             timed.append((began + request.seconds, turn))
         heapq.heappush(free_from, began + max(each.seconds for each in session.requests))
     timed.sort(key=lambda each: each[0])
     return [turn for _, turn in timed]
-
-
-def _kind(request: RecordedRequest) -> str:
-    """Return the kind in the tables: also side requests, which share nothing with their session."""
-    if request.kind is Kind.FIRST and request.row > 0:
-        return "side request"
-    return request.kind.value
 
 
 def schedule(
@@ -142,5 +136,5 @@ def _visits(n_requests: int) -> Iterator[RecordedRequest]:
             n_reply=REPLY_TOKENS,
             parent=row - 1 if n_before else None,
             n_common=n_prompt - TURN_TOKENS if n_before else 0,
-            kind=Kind.APPEND if n_before else Kind.FIRST,
+            kind=RequestKind.APPEND if n_before else RequestKind.FIRST,
         )

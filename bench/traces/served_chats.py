@@ -10,8 +10,8 @@ import numpy as np
 from bench.simulated import Known
 from bench.traces.chat_server import Answer, ChatServer
 from bench.traces.chats import Message, SessionChats, TextScale
-from bench.traces.recording import Kind
 from bench.traces.schedule import Event, Step, Turn
+from pyctl.cache.request_kind import RequestKind
 from pyctl.prompt import as_tokens
 
 __all__ = ["ChatReplay", "ServedChat"]
@@ -128,7 +128,7 @@ class ChatReplay:
         self._answered[turn.session.number, request.row] = _Answered(
             answer.n_reply, len(self._events)
         )
-        n_earlier_reply = parent.n_reply if request.kind is Kind.APPEND else 0
+        n_earlier_reply = parent.n_reply if request.kind is RequestKind.APPEND else 0
         happened = " and ".join(dict.fromkeys(self._events[parent.n_events :]))
         return ServedChat(turn, floor, answer, n_earlier_reply, happened)
 

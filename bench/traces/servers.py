@@ -23,9 +23,8 @@ import argparse
 import csv
 import json
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from bench.common import parse, parser_of, show
@@ -42,48 +41,17 @@ from bench.traces.chat_tables import (
 from bench.traces.recording import Session, read_sessions
 from bench.traces.schedule import Step, Turn, schedule, turns_of
 from bench.traces.served_chats import ChatReplay, ServedChat
-from pyctl.measure.server_process import PYCTL_SERVE, ServerProcess
-from tools.generator import TINY_FAT, TINY_HYBRID, cached_model
-
-PYCTL = "pyctl"
-LLAMA_SERVER = "llama-server"
-
-MAX_CONTEXT = 131_072
-"""Recorded tokens of a prompt and its reply: a card with 24 GB has room for 181,760 of the 27B."""
-
-SPARE_CONTEXT = 1.1
-"""Tokens of context for each scaled one: short messages have at least a word and their tags."""
-
-CHECKPOINT_SPACING = 8_192
-"""Tokens between two checkpoints of llama-server, its default."""
-
-FIELDS = {"ignore_eos": True, "chat_template_kwargs": {"enable_thinking": False}}
-"""Fields of the requests to servers that are started: replies have the recorded lengths, and no
-reasoning, which some templates leave out of the history.
-"""
-
-LOAD_SECONDS = 600.0
-"""Seconds for the start of a server."""
+from bench.traces.targets import (
+    LLAMA_SERVER,
+    MAX_CONTEXT,
+    PYCTL,
+    StartSettings,
+    Target,
+    started,
+)
 
 PROGRESS_EVERY = 50
 """Requests from one line of progress to the next."""
-
-
-@dataclass(frozen=True)
-class Target:
-    """A server with the models under test.
-
-    Attributes:
-        name: The name in the tables.
-        model: The model of the sessions.
-        other_model: The model to switch to; None without one.
-        restart: Ends the server and starts it again; None for one that runs elsewhere.
-    """
-
-    name: str
-    model: ChatServer
-    other_model: ChatServer | None = None
-    restart: Callable[[], None] | None = None
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -98,17 +66,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         second_client=options.second_client,
     )
     served: dict[str, list[ServedChat]] = {}
-    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+    with tempfile.TemporaryDirectory() as name:
         for server in [*options.start, *options.url]:
-            target = _target(server, options, Path(name), stack)
-            replay = ChatReplay(
-                target.model,
-                options.scale,
-                other_model=target.other_model,
-                restart=target.restart,
-            )
-            served[target.name] = _replayed(replay, steps, target.name)
-            stack.close()
+            with _target(server, options, Path(name)) as target:
+                replay = ChatReplay(
+                    target.model,
+                    options.scale,
+                    other_model=target.other_model,
+                    restart=target.restart,
+                )
+                served[target.name] = _replayed(replay, steps, target.name)
     n_left_out = sum(not turn.is_sent for turn in turns)
     _show(options, len(sessions), served, n_left_out)
 
@@ -180,54 +147,26 @@ def _sessions(options: argparse.Namespace) -> list[Session]:
     return [by_number[number] for number in options.only]
 
 
-def _target(server: str, options: argparse.Namespace, directory: Path, stack: ExitStack) -> Target:
-    """Return the target at an address, or the one of the program ``server``, started in
-    ``directory`` and stopped by ``stack``.
+@contextmanager
+def _target(server: str, options: argparse.Namespace, directory: Path) -> Iterator[Target]:
+    """Provide the target at an address, or the one of the program ``server``, started in
+    ``directory`` and stopped in the end.
     """
     if server not in (PYCTL, LLAMA_SERVER):
         other = ChatServer(server, options.switch, options.fields) if options.switch else None
-        return Target(server, ChatServer(server, options.model, options.fields), other)
-    is_switched = options.switch is not None
-    file = options.file or cached_model(TINY_FAT, directory)
-    files = [file]
-    if is_switched:
-        files.append(Path(options.switch or cached_model(TINY_HYBRID, directory)))
-    command = command_of(server, options, files, directory)
-    process = ServerProcess(command, directory / f"{server}.log", timeout=LOAD_SECONDS)
-    stack.enter_context(process)
-
-    def restart() -> None:
-        process.stop()
-        process.start(process.port)
-
-    fields = FIELDS if server == LLAMA_SERVER else {**FIELDS, "return_cache": True}
-    names = [each.stem if is_switched else "" for each in files]
-    models = [ChatServer(process.url, name, fields) for name in names]
-    return Target(server, models[0], models[1] if is_switched else None, restart)
-
-
-def command_of(
-    server: str, options: argparse.Namespace, files: Sequence[Path], directory: Path
-) -> list[str]:
-    """Return the command that starts ``server`` with one model, or with several of which it loads
-    one at a time, from links in ``directory``.
-    """
-    n_ctx = round(options.max_context * options.scale * SPARE_CONTEXT)
-    flags = ["-c", str(n_ctx), "--jinja", *options.flags.split()]
-    if len(files) == 1:
-        flags += ["-m", str(files[0])]
-    else:
-        models = directory / "models"
-        models.mkdir(exist_ok=True)
-        for file in files:
-            link = models / file.name
-            link.unlink(missing_ok=True)
-            link.symlink_to(file.resolve())
-        flags += ["--models-dir", str(models), "--models-max", "1"]
-    if server == PYCTL:
-        return [*PYCTL_SERVE, *flags, "--kv-cache-dir", str(directory / "kv")]
-    spacing = max(round(CHECKPOINT_SPACING * options.scale), 1)
-    return [options.llama_server, *flags, "--checkpoint-min-step", str(spacing)]
+        yield Target(server, ChatServer(server, options.model, options.fields), other)
+        return
+    settings = StartSettings(
+        scale=options.scale,
+        max_context=options.max_context,
+        flags=options.flags,
+        llama_server=options.llama_server or "",
+        file=options.file,
+        is_switched=options.switch is not None,
+        other_file=Path(options.switch) if options.switch else None,
+    )
+    with started(server, settings, directory) as target:
+        yield target
 
 
 def _replayed(replay: ChatReplay, steps: Sequence[Step], name: str) -> list[ServedChat]:

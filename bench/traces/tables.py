@@ -6,17 +6,14 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from bench.traces.household import Served
-from bench.traces.recording import Kind
 from bench.traces.simulated_server import N_UBATCH
+from pyctl.cache.request_kind import RequestKind
 
 WAITS = (1.0, 2.0, 5.0)
 """Seconds to the first token; the tables count the requests below each."""
 
 N_WORST = 10
 """Requests that the table of the worst shows."""
-
-SIDE = "side request"
-"""A prompt of the main conversation that shares nothing with any earlier one, such as a title."""
 
 SOURCES = {
     "none": "nothing",
@@ -30,18 +27,11 @@ SOURCES = {
 
 def rows_by_kind(served: Sequence[Served]) -> list[list[object]]:
     """Return a row per kind of request, and one of all."""
-    groups: dict[str, list[Served]] = {Kind.FIRST.value: [], SIDE: []}
-    groups |= {kind.value: [] for kind in Kind}
+    groups: dict[str, list[Served]] = {kind.value: [] for kind in RequestKind}
     for each in served:
-        groups[kind_of(each)].append(each)
+        groups[each.request.kind.value].append(each)
     groups["all"] = list(served)
     return [[name, *_sums(group)] for name, group in groups.items() if group]
-
-
-def kind_of(served: Served) -> str:
-    """Return the kind of a request, in the words of the tables."""
-    request = served.request
-    return SIDE if request.kind is Kind.FIRST and request.row > 0 else request.kind.value
 
 
 def _sums(group: Sequence[Served]) -> list[object]:
@@ -88,7 +78,7 @@ def worst_rows(served: Sequence[Served]) -> list[list[object]]:
         [
             each.session,
             each.request.row,
-            kind_of(each),
+            each.request.kind.value,
             f"{each.request.n_prompt:,}",
             f"{each.floor:,}",
             f"{each.stats.n_evaluated:,}",
@@ -109,6 +99,6 @@ def reason(served: Served) -> str:
         return "less than a batch"
     if stats.n_cached == 0:
         return "evicted, all of it"
-    if served.request.kind is Kind.APPEND:
+    if served.request.kind is RequestKind.APPEND:
         return "evicted, in part"
     return "no snapshot where it leaves"

@@ -159,6 +159,7 @@ void register_kv_state(py::module_ & m) {
              py::arg("p0"), py::arg("p1"), py::arg("out"))
         .def("load", &bound_state::load, py::arg("seq"), py::arg("p0"), py::arg("spans"), py::arg("state") = py::none(),
              py::arg("window") = bound_state::sources())
+        .def("keep_history", &kv_state::keep_history, py::arg("keeps"))
         .def_property_readonly("has_marks", &kv_state::has_marks)
         .def("mark", &bound_state::call<&kv_state::mark, llama_seq_id, int64_t>, py::arg("seq"), py::arg("n"))
         .def("reset", &bound_state::call<&kv_state::reset, llama_seq_id>, py::arg("seq"))

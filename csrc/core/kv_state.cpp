@@ -1,5 +1,7 @@
 #include "core/kv_state.h"
 
+#include "library/context.h"
+
 kv_state::kv_state(llama_context * context, llama_seq_id seq, size_t lag, bool has_marks, bool defers, const unfit_classes & unfit)
     : ctx(context) {
     if (ctx == nullptr) {
@@ -7,8 +9,9 @@ kv_state::kv_state(llama_context * context, llama_seq_id seq, size_t lag, bool h
     }
     check_seq(seq);
     marks.assign(llama_n_seq_max(ctx), -1);
-    parts  = library::parts_of(ctx);
-    layout = read_layout(seq, unfit);
+    n_history = llama_n_rs_seq(ctx);
+    parts     = library::parts_of(ctx);
+    layout    = read_layout(seq, unfit);
     copies = std::make_unique<transfer>(ctx, layout.tensors(), regions_of(layout.recurrent, layout.parts), host_arena::instance(), lag);
     if (!parts.sets.empty()) {
         rows = std::make_unique<attention_rows>(llama_get_memory(ctx), parts.sets, layout.rows, layout.hash, *copies, defers);
@@ -195,6 +198,10 @@ int64_t & kv_state::mark_of(llama_seq_id seq) {
     return marks[static_cast<size_t>(seq)];
 }
 
+void kv_state::keep_history(bool keeps) {
+    library::keep_states(ctx, keeps ? n_history : 0);
+}
+
 void kv_state::mark(llama_seq_id seq, int64_t n) {
     int64_t & mark = mark_of(seq);
     if (!has_marks()) {
@@ -210,6 +217,10 @@ int64_t kv_state::reset(llama_seq_id seq) {
     const int64_t n = mark_of(seq);
     if (n < 0 || n_tokens(seq) < n) {
         throw std::invalid_argument("sequence " + std::to_string(seq) + " has no mark to go back to");
+    }
+    // The evaluations since then have overwritten only what the first of them did not see.
+    if (sliding != nullptr && !sliding->cut(seq, position(seq, n))) {
+        throw std::runtime_error("sequence " + std::to_string(seq) + " no longer has the window of its mark");
     }
     rows->truncate(seq, n);
     state->reset(seq, position_after(seq, n));

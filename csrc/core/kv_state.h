@@ -65,6 +65,9 @@ public:
 
     bool has_marks() const { return state != nullptr && state->has_marks(); }
 
+    // Has the next evaluations keep the states before their last token, to which `cut` returns, or not.
+    void keep_history(bool keeps);
+
     void    mark(llama_seq_id seq, int64_t n);
     int64_t reset(llama_seq_id seq);
 
@@ -90,6 +93,7 @@ private:
     memory_layout read_layout(llama_seq_id seq, const unfit_classes & unfit);
 
     llama_context *                 ctx;
+    uint32_t                        n_history;  // states before the last that a recurrent cell has room for
     memory_parts                    parts;
     memory_layout                   layout;
     std::string                     unread;

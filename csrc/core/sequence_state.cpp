@@ -134,7 +134,7 @@ std::unique_ptr<sequence_state> state_of(llama_context * ctx, const memory_parts
     if (parts.recurrent == nullptr) {
         return nullptr;
     }
-    return std::make_unique<recurrent_state>(parts.recurrent, layout, copies, parts.window ? 0 : n_marks);
+    return std::make_unique<recurrent_state>(parts.recurrent, layout, copies, n_marks);
 }
 
 window_rows::window_rows(llama_context * ctx, library::cache cache, const row_layout & rows, transfer & copies)

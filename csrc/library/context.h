@@ -36,6 +36,12 @@ inline void on_node(llama_context * ctx, ggml_backend_sched_eval_callback callba
     ggml_backend_sched_set_eval_callback(scheduler(ctx), callback, data);
 }
 
+// Has evaluations of `ctx` keep the states of recurrent cells after each of their last 1 + `n` tokens, at most as many as the
+// cells have room for. A graph that is used again keeps what it was made for, and only those of as many tokens are.
+inline void keep_states(llama_context * ctx, uint32_t n) {
+    const_cast<llama_cparams &>(ctx->get_cparams()).n_rs_seq = n;  // of the parameters, graphs alone read it
+}
+
 // Whether ggml_backend_tensor_memset can be called for tensors in `buffer`.
 inline bool can_be_set(ggml_backend_buffer_t buffer) {
     return buffer->iface.memset_tensor != nullptr;

@@ -16,6 +16,7 @@ from pyctl.cache.plan import MIN_SHARED
 from pyctl.cache.ports import DiskView, Store
 from pyctl.cache.prompt_comparison import PromptComparison
 from pyctl.cache.ram import RamCache
+from pyctl.cache.request_kind import RequestKind
 from pyctl.cache.snapshot import Segment, Snapshot, Source
 from pyctl.prompt import Tokens
 
@@ -86,7 +87,7 @@ class RequestStats:
         n_prewarmed: The tokens among ``n_cached`` that were evaluated for this request before it
             came.
         n_from_device: The rows that a sequence took over from cells of the device.
-        kind: The kind of the request, as in GET /cache; empty if it is not known.
+        kind: The kind of the request; None if it is not to be cached.
         comparison: The comparison with the nearest recent prompt, None without one.
         restored: The id of the snapshot that was resumed from, empty without one.
         saved: The ids of the snapshots that were taken.
@@ -104,7 +105,7 @@ class RequestStats:
     miss: Divergence | None = field(default=None)
     n_prewarmed: int = 0
     n_from_device: int = 0
-    kind: str = ""
+    kind: RequestKind | None = None
     comparison: PromptComparison | None = None
     restored: str = ""
     saved: list[str] = field(default_factory=list)

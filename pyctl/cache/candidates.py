@@ -54,7 +54,7 @@ class Candidate:
             return False
         return bool(self.snapshot.state.parts)
 
-    def now(self, live: LiveSequence) -> Candidate | None:
+    def recheck(self, live: LiveSequence) -> Candidate | None:
         """Return the candidate as it can be loaded into ``live`` now; None if it cannot.
 
         An attempt before it may have failed, which drops a snapshot and leaves ``live`` empty; a

@@ -164,7 +164,9 @@ class DeviceTier:
         """Hold the rows of ``snapshot`` in the cells where ``seq`` has them, even if RAM has a
         copy. ``seq`` must have all of these rows.
         """
-        for segment, last in snapshot.chain.items() if self._memory.shape.can_hold else ():
+        if not self._memory.shape.can_hold:
+            return
+        for segment, last in snapshot.chain.items():
             if segment.held is None and not segment.dropped and last == segment.end:
                 with contextlib.suppress(StateError):
                     segment.held = self._memory.cells.hold_rows(seq.id, segment.start, last)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_STEP",
     "MIN_BATCH",
+    "MIN_SHARED",
     "RULES",
     "batch_ends",
     "choose_cuts",
@@ -46,18 +47,16 @@ device.
 """
 
 RAW_PART = 8
-"""In raw text, a batch ends at a line end once this part of the tokens before it is new."""
+"""In raw text, a batch ends once this part of the tokens before it is new."""
 
-RAW_FILL = 4
-"""And once this part of a full batch is, a *fill*; batches of 32 tokens take a CPU half as long
-again. The cost of a batch rises in steps of 128 tokens, by 5 to 8 % of one: so it ends at the last
-line end before a whole number of fills, not at the first one after it.
+RAW_FILL = 2
+"""And after a whole number of *fills*, each this part of a full batch. A CPU evaluates tokens in
+groups of a power of two: 900 tokens in batches that end at line ends, of 111 to 127 tokens, take
+5 % longer than in batches of 128. Two threads also wait for each other in each batch: batches of
+128 take 8 % longer than full ones, of 256 0 to 3 %.
 """
 
-FILL_SLACK = 4
-"""If that line end is at most this part of a fill before it."""
-
-RULES = (MIN_BATCH, RAW_PART, RAW_FILL, FILL_SLACK)
+RULES = (MIN_BATCH, RAW_PART, RAW_FILL)
 """The constants that determine batch ends, besides the tokens and the arguments of `batch_ends`."""
 
 
@@ -72,85 +71,91 @@ def batch_ends(
     - always where the assistant starts, at the first boundary, and at the edges of images;
     - at other boundaries, and half a batch into the prompt, if the batches up to there have
       ``batch_cost`` tokens on average;
-    - at a line end of raw text, if the batch has ``batch_cost`` tokens, 1 / RAW_FILL of a full
-      batch, and 1 / RAW_PART of the tokens before it; at the last line end shortly before that
-      many tokens, if there is one (`_RawBatch`).
+    - in raw text after `_raw_batch` tokens.
 
     Except at images, a batch has at least ``min_batch`` tokens. Ends depend on nothing else: a
     prompt that extends another one has all of its ends, except perhaps the very last.
     """
     n = len(prompt)
-    boundaries = prompt.boundaries
-    line_ends = frozenset(prompt.line_ends)
     edges = {edge for picture in prompt.pictures for edge in (picture.start, picture.end) if edge}
     # A template without known headers may start the assistant at any boundary.
-    replies = boundaries if prompt.headers is None else prompt.headers
-    always = {*replies, *boundaries[:1], n}
+    replies = prompt.boundaries if prompt.headers is None else prompt.headers
+    always = {*replies, *prompt.boundaries[:1], n}
     # On a GPU `batch_cost` is half a batch: the earliest end that pays, if nothing ends before it.
     half = n_ubatch // 2
     earliest: set[int] = {half} if batch_cost and half < n else set()
-    ends: list[int] = []
-    start = 0  # of the open batch
-    credit = 0  # tokens of the batches so far beyond `batch_cost` each, negative for a lack
-    raw = _RawBatch(0, n_ubatch, batch_cost)
-
-    def end_batch(end: int) -> None:
-        nonlocal start, credit, raw
-        # A lack is bounded by one batch's cost: a row of short messages, which end batches in any
-        # case, must not keep later boundaries from ending any.
-        credit = max(credit + end - start - batch_cost, -batch_cost)
-        ends.append(end)
-        start = end
-        raw = _RawBatch(start, n_ubatch, batch_cost)
-
-    for stop in sorted({*boundaries, *line_ends, *edges, *always, *earliest}):
+    batches = _Batches(prompt, n_ubatch, min_batch, batch_cost)
+    for stop in sorted({*prompt.boundaries, *edges, *always, *earliest}):
         if prompt.is_inside(stop):
             continue  # no prompt can resume within an image
-        if raw.last_fitting and stop > raw.limit:
-            end_batch(raw.last_fitting)
-        while start + n_ubatch <= stop:
-            end_batch(start + n_ubatch)
-        n_new = stop - start
+        batches.fill_up_to(stop)
+        n_new = stop - batches.start
         if stop in edges and n_new > 0:
-            end_batch(stop)  # one evaluation takes tokens of text or rows of an image, never both
-            continue
-        if n_new < min_batch:
-            continue  # too small for the device: the tokens join the next batch
-        if stop in always:
-            pays = True
-        elif stop in line_ends:
-            pays = n_new >= raw.minimum
-            if raw.fits(stop):
-                raw.last_fitting = stop
-                pays = False  # the next line may fit as well
+            is_end = True  # one evaluation takes tokens of text or rows of an image, never both
+        elif n_new < min_batch:
+            is_end = False  # too small for the device: the tokens join the next batch
         else:
-            pays = credit + n_new >= batch_cost
-        if pays:
-            end_batch(stop)
-    return ends if start == n else [*ends, n]  # the last batch may be smaller than `min_batch`
+            is_end = stop in always or batches.pays_at(stop)
+        if is_end:
+            batches.end(stop)
+    if batches.start < n:
+        batches.end(n)  # the last batch may be smaller than `min_batch`
+    return batches.ends
 
 
-class _RawBatch:
-    """A batch of raw text that starts at ``start``.
+class _Batches:
+    """The batches of a prompt while their ends are chosen from its start on.
 
     Attributes:
-        minimum: The tokens from which on it ends at a line end.
-        limit: The token count up to which it has a whole number of fills, at most ``minimum``
-            tokens.
-        last_fitting: The last line end shortly before ``limit``, 0 for none yet.
+        ends: The ends so far, ascending.
+        start: The start of the open batch, which has no end yet.
     """
 
-    def __init__(self, start: int, n_ubatch: int, batch_cost: int) -> None:
-        fill = max(n_ubatch // RAW_FILL, 1)
-        self.minimum = max(fill, batch_cost, start / RAW_PART)
-        self._slack = fill // FILL_SLACK
-        n_whole = int(self.minimum // fill) * fill
-        self.limit = start + max(n_whole, batch_cost)
-        self.last_fitting = 0
+    def __init__(self, prompt: Prompt, n_ubatch: int, min_batch: int, batch_cost: int) -> None:
+        self.ends: list[int] = []
+        self.start = 0
+        self._prompt = prompt
+        self._n_ubatch = n_ubatch
+        self._min_batch = min_batch
+        self._batch_cost = batch_cost
+        # Tokens of the batches so far beyond the cost of each, negative for a lack.
+        self._credit = 0
 
-    def fits(self, end: int) -> bool:
-        """Return whether a batch that ends at ``end`` is full but for the slack."""
-        return self.limit - self._slack < end <= self.limit
+    def end(self, position: int) -> None:
+        """End the open batch at ``position``, where the next one starts."""
+        gain = position - self.start - self._batch_cost
+        # A lack is bounded by one batch's cost: a row of short messages, which end batches in any
+        # case, must not keep later boundaries from ending any.
+        self._credit = max(self._credit + gain, -self._batch_cost)
+        self.ends.append(position)
+        self.start = position
+
+    def fill_up_to(self, position: int) -> None:
+        """End the batches that are full at ``position`` or before."""
+        while (end := self._full_end()) <= position:
+            self.end(end)
+
+    def _full_end(self) -> int:
+        """Return where the open batch is full."""
+        largest = self.start + self._n_ubatch
+        n_raw = _raw_batch(self.start, self._n_ubatch, self._batch_cost)
+        end = self.start + max(n_raw, self._min_batch)
+        if end > self._prompt.n_raw or self._prompt.is_inside(end):
+            return largest
+        return min(end, largest)
+
+    def pays_at(self, position: int) -> bool:
+        """Return whether the batches up to ``position`` are worth their costs on average."""
+        return self._credit + position - self.start >= self._batch_cost
+
+
+def _raw_batch(start: int, n_ubatch: int, batch_cost: int) -> int:
+    """Return the tokens of a batch of raw text that starts at ``start``: whole fills, about
+    1 / RAW_PART of the tokens before it, and at least one; at least ``batch_cost``.
+    """
+    fill = max(n_ubatch // RAW_FILL, 1)
+    n_fills = max(start // RAW_PART // fill, 1)
+    return max(n_fills * fill, batch_cost)
 
 
 def inner_ends(prompt: Prompt, ends: Sequence[int]) -> list[int]:
@@ -158,7 +163,9 @@ def inner_ends(prompt: Prompt, ends: Sequence[int]) -> list[int]:
     inside an image.
     """
     inner = list(ends[: bisect.bisect_left(ends, len(prompt))])
-    return [end for end in inner if not prompt.is_inside(end)] if prompt.pictures else inner
+    if not prompt.pictures:
+        return inner
+    return [end for end in inner if not prompt.is_inside(end)]
 
 
 def snapshot_ends(prompt: Prompt, ends: Sequence[int], points: ResumePoints) -> list[int]:
@@ -186,17 +193,18 @@ def choose_cuts(
     if not inner:
         return []
     boundaries = prompt.boundaries
-    targets = {boundaries[0], prompt.turn, *boundaries[-2:]} if boundaries else {inner[-1]}
-    targets |= {picture.end for picture in prompt.pictures[-1:]}
-    rungs = [_rung(prompt, position) for position in _ladder(len(prompt))]
-    cuts = {last_end(inner, position) for position in (*targets, *also, *rungs)} - {0}
-    if min_step > 0:
-        raw_step = min(min_step, RAW_STEP)
-        cuts |= (
-            _grid(inner, cuts, min_step)
-            if boundaries
-            else set(_spread(inner, cuts, start, raw_step))
-        )
+    targets = {*also, *(_rung(prompt, position) for position in _ladder(len(prompt)))}
+    if boundaries:
+        targets |= {boundaries[0], prompt.turn, *boundaries[-2:]}
+    else:
+        targets.add(inner[-1])
+    if prompt.pictures:
+        targets.add(prompt.pictures[-1].end)
+    cuts = {last_end(inner, target) for target in targets} - {0}
+    if min_step > 0 and boundaries:
+        cuts |= _grid(inner, cuts, min_step)
+    elif min_step > 0:
+        cuts |= set(_spread(inner, cuts, start, min(min_step, RAW_STEP)))
     return sorted(cut for cut in cuts if cut > start)
 
 
@@ -251,9 +259,9 @@ def _rung(prompt: Prompt, position: int) -> int:
     if it is much closer.
     """
     index = bisect.bisect_right(prompt.boundaries, position)
-    boundary = prompt.boundaries[index - 1] if index else 0
-    return (
-        boundary
-        if boundary and 2 * (len(prompt) - boundary) <= 3 * (len(prompt) - position)
-        else position
-    )
+    if not index:
+        return position
+    boundary = prompt.boundaries[index - 1]
+    n = len(prompt)
+    is_near = 2 * (n - boundary) <= 3 * (n - position)
+    return boundary if is_near else position

@@ -12,7 +12,7 @@ when the snapshots that it writes exist.
 
 The restore is a generator that yields while the disk reads, and the scheduler runs other requests
 meanwhile. A snapshot may be evicted during such a wait, so each candidate is checked again when its
-turn comes (`Candidate.now`).
+turn comes (`Candidate.recheck`).
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from pyctl.cache.cache_stats import CacheStats, Divergence, RequestStats
 from pyctl.cache.device_tier import DeviceTier, MakeRoom
 from pyctl.cache.interim import InterimSnapshots
 from pyctl.cache.lookup import CacheLookup, CachePlan, may_use_disk
-from pyctl.cache.plan import choose_cuts, next_turn, snapshot_ends
+from pyctl.cache.plan import MIN_SHARED, choose_cuts, next_turn, snapshot_ends
 from pyctl.cache.ports import CacheOptions, CacheRequest, SequenceMemory, Store
 from pyctl.cache.positions import last_end
 from pyctl.cache.prefetch import Prefetch
 from pyctl.cache.prompt_comparison import compare_prompts
 from pyctl.cache.ram import RamCache
 from pyctl.cache.reads import Reading
-from pyctl.cache.recent import RecentPrompts
+from pyctl.cache.recent import ClosestPrompt, RecentPrompts
 from pyctl.cache.restorer import Restorer
 from pyctl.cache.saved_time import SavedTime
 from pyctl.cache.saver import Saver
@@ -160,13 +160,9 @@ class PrefixCache:
         prompt = lookup.request.prompt
         nearest = recent.closest()
         n_common = nearest.common if nearest is not None else 0
-        branch = last_end(lookup.batch_ends, n_common)
-        # Between here and the branch point the rows may be in the cache, only without a state to
-        # resume from.
-        seq.n_overlap = n_common if branch > seq.n else 0
-        if nearest is not None and not nearest.is_continued and branch > stats.n_cached:
-            nearest_tokens = nearest.recent.prompt.tokens
-            stats.miss = Divergence.around(n_common, stats.n_cached, nearest_tokens, prompt.tokens)
+        seq.n_overlap = 0
+        if nearest is not None:
+            self._note_branch(nearest, lookup, seq, stats)
         disk_positions: tuple[int, ...] = ()
         if self.disk is not None:
             disk_positions = self.disk.select(recent, seq.n, lookup.request.disk_policy)
@@ -181,6 +177,26 @@ class PrefixCache:
         persist = tuple(last_end(places, n) for n in disk_positions)
         turn = last_end(places, next_turn(prompt, n_common))
         return CachePlan(lookup.match, tuple(cuts), persist, restored, turn)
+
+    def _note_branch(
+        self, nearest: ClosestPrompt, lookup: CacheLookup, seq: LiveSequence, stats: RequestStats
+    ) -> None:
+        """Note in ``seq`` and ``stats`` that the prompt parts from the ``nearest`` recent one after
+        the position to which it was restored; count for evictions whether it goes on at its end.
+        """
+        if nearest.common >= max(nearest.recent.prompt.opening, MIN_SHARED):
+            self.cache.policy.continuations.record(is_at_end=nearest.is_continued)
+        branch = last_end(lookup.batch_ends, nearest.common)
+        if branch > seq.n:
+            # Up to there the rows may be in the cache, only without a state to resume from.
+            seq.n_overlap = nearest.common
+        if branch > stats.n_cached and not nearest.is_continued:
+            stats.miss = Divergence.around(
+                nearest.common,
+                stats.n_cached,
+                nearest.recent.prompt.tokens,
+                lookup.request.prompt.tokens,
+            )
 
     def _has_branch(self, lookup: CacheLookup, n: int, n_common: int) -> bool:
         """Return whether a snapshot after the ``n_common`` tokens of another prompt is of use: this

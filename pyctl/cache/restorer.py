@@ -202,6 +202,8 @@ class Chooser:
 
     A context manager: each candidate is closed before the next one, and on exit. Rows of the prompt
     that RAM has, the base, are not read from disk; they stay in RAM until it is the turn of memory.
+    Rows beyond the base that an earlier read brought to RAM are not read again either; they stay
+    until their candidate is closed.
     """
 
     def __init__(
@@ -220,6 +222,7 @@ class Chooser:
         self._in_memory = iter(lookup.candidates)
         self._stored: list[Prefix] = []  # the deepest first
         self._base: Snapshot | None = None
+        self._shared: Snapshot | None = None
         self._current: Candidate | None = None
 
     def __enter__(self) -> Chooser:
@@ -250,7 +253,7 @@ class Chooser:
         self._stored.clear()
         self._release_base()
         for candidate in self._in_memory:
-            self._current = candidate.now(seq)
+            self._current = candidate.recheck(seq)
             if self._current is not None:
                 return self._current
         return None
@@ -299,11 +302,12 @@ class Chooser:
         if arrival is None:
             return None
         candidate = self._lookup.finder.from_snapshot("disk", arrival.snapshot)
-        usable = candidate.now(seq) if candidate is not None else None
+        usable = candidate.recheck(seq) if candidate is not None else None
         if usable is None:
             arrival.cancel()
             self._device.release_rejected(arrival.snapshot)
             return None
+        self._protect_shared(arrival.snapshot)
         return ArrivingCandidate(
             usable.origin,
             usable.n,
@@ -319,6 +323,19 @@ class Chooser:
         if self._current is not None:
             self._current.close()
             self._current = None
+        if self._shared is not None:
+            self._cache.release(self._shared)
+            self._shared = None
+
+    def _protect_shared(self, arriving: Snapshot) -> None:
+        """Retain the rows of ``arriving`` that RAM has already: another request could evict them
+        while the rest is read.
+        """
+        for segment, last in arriving.chain.items():
+            if segment.alive:  # and so are its ancestors
+                self._shared = Snapshot(self._lookup.match.prefix(last), segment, State())
+                self._cache.protect(self._shared)
+                return
 
     def _protect_base(self) -> None:
         """Retain the rows that RAM has of the prompt, as far as they came from its batches, as a

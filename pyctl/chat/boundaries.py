@@ -26,7 +26,7 @@ from pyctl.chat.template import (
     sample_message,
 )
 from pyctl.errors import RequestError
-from pyctl.prompt import ImageSpan, Prompt, Tokens
+from pyctl.prompt import ImageSpan, Prompt, PromptSections, Tokens
 from pyctl.text import n_common
 
 __all__ = ["MessageStarts", "boundaries", "headers", "last_turn", "message_starts"]
@@ -56,29 +56,35 @@ class MessageStarts:
         inside: Sequence[str] = (),
     ) -> None:
         self.ids = message_starts(template, tokenizer, specials, inside)
-        self._tokenizer = tokenizer
         self._assistant = _assistant_start(template, tokenizer, self.ids)
         self._result = _result_start(template, tokenizer, self.ids)
         texts = {token: text for text, token in specials.items()}
         self.call_end = _call_end(template, tokenizer, self.ids, texts)
 
-    def prompt(self, tokens: Tokens, pictures: Sequence[ImageSpan]) -> Prompt:
-        """Return the prompt of ``tokens``, with every place at which something starts or ends."""
+    def prompt(
+        self,
+        tokens: Tokens,
+        pictures: Sequence[ImageSpan],
+        sections: PromptSections | None = None,
+    ) -> Prompt:
+        """Return the prompt of ``tokens``, with every place at which something starts or ends;
+        ``sections`` are those of the request that it was rendered from.
+        """
         starts = boundaries(tokens, self.ids)
         replies = headers(tokens, starts, self._assistant)
         turn = last_turn(tokens, starts, replies or (), self._result)
-        lines: tuple[int, ...] = ()
         is_chat = tokens.size and int(tokens[0]) in self.ids
+        n_raw = 0
         if not is_chat:
-            raw = tokens[: starts[0]] if starts else tokens
-            lines = _line_ends(raw, self._tokenizer)
+            n_raw = starts[0] if starts else int(tokens.size)
         return Prompt(
             tokens=tokens,
             boundaries=starts,
             headers=replies,
             turn=turn,
             pictures=tuple(pictures),
-            line_ends=lines,
+            n_raw=n_raw,
+            sections=sections,
         )
 
 
@@ -131,16 +137,6 @@ def last_turn(
         if not result or first_tokens != list(result):
             return header
     return 0
-
-
-def _line_ends(tokens: Tokens, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Return the token counts at which a line ends, ascending; no line ends at a token of an
-    image.
-    """
-    distinct = np.unique(tokens[tokens >= 0]).tolist()
-    ends = [token for token in distinct if tokenizer.piece(token).endswith(b"\n")]
-    positions = np.flatnonzero(np.isin(tokens, ends))
-    return tuple((positions + 1).tolist())
 
 
 def message_starts(

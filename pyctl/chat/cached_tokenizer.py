@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import groupby
 from sys import getsizeof
 from typing import Protocol
@@ -93,18 +93,29 @@ class CachedTokenizer:
     """A memory of tokenised text; `tokenize` gives exactly ``tokenizer.tokenize(text,
     parse_special=True)``, as an array. Thread-safe.
 
-    Thread-safe. Pieces are forgotten, the longest unused first, when they take more than
-    ``max_bytes``.
+    Pieces are forgotten, the longest unused first, when they take more than ``max_bytes``.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, specials: Mapping[str, int], max_bytes: int = DEFAULT_MEMO_BYTES
+        self,
+        tokenizer: Tokenizer,
+        specials: Mapping[str, int],
+        max_bytes: int = DEFAULT_MEMO_BYTES,
+        *,
+        usual: Collection[str] | None = None,
     ) -> None:
-        """Take ``specials``, the tokenizer's special tokens."""
+        """Take ``specials``, the tokenizer's special tokens; text is split at the ``usual`` ones of
+        them, None for all.
+
+        Gemma 3 has 6,414, most of them unused. It takes half a second to judge them all.
+        """
         self._tokenizer = tokenizer
         self._max_bytes = max_bytes
+        candidates = specials if usual is None else usual
         self._separators = {
-            text: as_tokens([token]) for text, token in _separators(tokenizer, specials).items()
+            text: as_tokens([specials[text]])
+            for text in candidates
+            if _is_separator(text, tokenizer, specials)
         }
         self._split = (
             re.compile(f"({_any_of(sorted(self._separators))})") if self._separators else None
@@ -159,41 +170,33 @@ def _charge(piece: str, tokens: Tokens) -> int:
     return getsizeof(piece) + tokens.nbytes + _ENTRY_BYTES
 
 
-def _separators(tokenizer: Tokenizer, specials: Mapping[str, int]) -> dict[str, int]:
-    """Return the special tokens at which text can be split without changing a token.
+def _is_separator(text: str, tokenizer: Tokenizer, specials: Mapping[str, int]) -> bool:
+    """Return whether text can be split at the special token ``text`` without changing a token.
 
     llama.cpp looks for special tokens one after the other, so one that overlaps with another cannot
     be judged alone. Some vocabularies also let a token swallow the blanks next to it. Both kinds
     stay inside the pieces.
     """
-    overlapping = _overlapping(specials)
+    if not text.strip() or _overlaps_any(text, specials):
+        return False
     before, after = map(tokenizer.tokenize, ("a \n", " \n a"))
-    return {
-        text: token
-        for text, token in specials.items()
-        if text.strip()
-        and text not in overlapping
-        and tokenizer.tokenize(f"a \n{text}{text} \n a") == [*before, token, token, *after]
-    }
+    token = specials[text]
+    tokens = tokenizer.tokenize(f"a \n{text}{text} \n a")
+    return tokens == [*before, token, token, *after]
 
 
-def _overlapping(texts: Mapping[str, int]) -> set[str]:
-    """Return the ``texts`` of which a part can belong to an occurrence of another."""
-    starts: dict[str, set[str]] = {}
-    for text in texts:
-        for size in range(1, len(text)):
-            starts.setdefault(text[:size], set()).add(text)
-    overlapping: set[str] = set()
-    for text in texts:
-        for start in range(len(text)):
-            for size in range(1, len(text) - start + 1):
-                part = text[start : start + size]
-                if part in texts and part != text:
-                    overlapping |= {part, text}
-            others = starts.get(text[start:], set()) - {text} if start else set()
-            if others:
-                overlapping |= {text, *others}
-    return overlapping
+def _overlaps_any(text: str, others: Iterable[str]) -> bool:
+    """Return whether a part of ``text`` can belong to an occurrence of one of ``others``."""
+    starts = tuple(text[:size] for size in range(1, len(text)))
+    ends = tuple(text[size:] for size in range(1, len(text)))
+    for other in others:
+        if other == text:
+            continue
+        if other in text or text in other:
+            return True
+        if other.endswith(starts) or other.startswith(ends):
+            return True
+    return False
 
 
 def _any_of(texts: Sequence[str]) -> str:

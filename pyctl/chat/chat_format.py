@@ -128,7 +128,9 @@ class ChatFormat:
                 kwargs=kwargs or {},
                 replay=replay,
             )
-        self._memo = CachedTokenizer(tokenizer, specials)
+        sources = template.source + (of_tools.source if of_tools is not None else "")
+        usual = [text for text in specials if text in sources]
+        self._memo = CachedTokenizer(tokenizer, specials, usual=usual)
         self._bos = as_tokens([tokenizer.bos] if tokenizer.add_bos else [])
 
     @property
@@ -164,10 +166,10 @@ class ChatFormat:
         """
         ordered, remember = self.orders.with_remembered_key_order(request.tools)
         request = replace(request, tools=ordered)
-        tools = template_tools(request.tools)
-        _, callables = read_tools(
-            request.tools if request.callable_tools is None else request.callable_tools,
+        tools, callables = read_tools(
+            request.tools,
             request.tool_choice,
+            callable_tools=request.callable_tools,
             parallel=request.parallel_tool_calls,
             parse=request.parse_tool_calls,
             has_grammar=request.grammar is not None,
@@ -221,7 +223,7 @@ class ChatFormat:
         it. ``images`` replace their markers in order; with None the marker is ordinary text.
         """
         pieces = self._pieces([text] if images is None else split_marker(text, images))
-        return self._prompt([self._bos, *pieces], self.dialect)
+        return self.dialect.message_starts.prompt(*_joined([self._bos, *pieces]))
 
     def prompt_from_mixed(self, parts: Sequence[str | int]) -> Prompt:
         """Return the tokens of strings and token ids in a row; BOS comes first only if a string
@@ -231,7 +233,7 @@ class ChatFormat:
         for is_text, run in groupby(parts, key=lambda part: isinstance(part, str)):
             items = list(run)
             runs += [self._memo.tokenize(str(text)) for text in items] if is_text else [_ids(items)]
-        return self._prompt(runs, self.dialect)
+        return self.dialect.message_starts.prompt(*_joined(runs))
 
     def tokenize_rendered(self, rendered: RenderedChat, dialect: Dialect) -> Prompt:
         """Return the tokens of the text that ``dialect`` rendered, with replayed replies as they
@@ -245,7 +247,8 @@ class ChatFormat:
             text = part if isinstance(part, str) else part.text
             pieces = split_marked(text, rendered.images) if rendered.images else [text]
             parts += self._pieces(pieces)
-        return replace(self._prompt(parts, dialect), sections=rendered.sections)
+        tokens, pictures = _joined(parts)
+        return dialect.message_starts.prompt(tokens, pictures, rendered.sections)
 
     def _pieces(self, pieces: Sequence[str | ImageFile]) -> Iterator[Tokens | ImageSpan]:
         """Yield text as tokens, and each image with the tokens around it."""
@@ -259,19 +262,6 @@ class ChatFormat:
                 yield before
                 yield self.images.picture(piece)
                 yield after
-
-    def _prompt(self, parts: Sequence[Tokens | ImageSpan], dialect: Dialect) -> Prompt:
-        pictures: list[ImageSpan] = []
-        runs: list[Tokens] = []
-        n = 0
-        for part in parts:
-            if isinstance(part, ImageSpan):
-                pictures.append(replace(part, start=n))
-            tokens = part.tokens if isinstance(part, ImageSpan) else part
-            runs.append(tokens)
-            n += tokens.size
-        joined = as_tokens(np.concatenate(runs)) if runs else as_tokens([])
-        return dialect.message_starts.prompt(joined, pictures)
 
 
 class PreparedChat:
@@ -309,6 +299,11 @@ class PreparedChat:
         self.control_texts = dialect.control_texts
         self.open_reasoning = rendered.reasoning_start if request.reasoning_format == "none" else ""
 
+    @property
+    def has_own_grammar(self) -> bool:
+        """True if the request binds the text of the reply."""
+        return bool(self._request.grammar) or self._request.schema is not None
+
     @cached_property
     def prompt(self) -> Prompt:
         """Token ids and boundaries of the prompt; replayed replies have the tokens that were
@@ -326,7 +321,7 @@ class PreparedChat:
         """The constraint on the reply: a call that is forced goes before the schema, others may
         come in its place.
 
-        RequestError for a schema that cannot be converted.
+        None without either. RequestError for a schema that cannot be converted.
         """
         request = self._request
         rendered = self.rendered
@@ -501,6 +496,21 @@ class PreparedChat:
                     data = data.removesuffix(tokenizer.piece(tokens.pop(), special=special))
                 return as_tokens(tokens) if n == len(data) else None
         return None
+
+
+def _joined(parts: Sequence[Tokens | ImageSpan]) -> tuple[Tokens, list[ImageSpan]]:
+    """Return the tokens of ``parts`` in a row, and the images among them at their places."""
+    pictures: list[ImageSpan] = []
+    runs: list[Tokens] = []
+    n = 0
+    for part in parts:
+        if isinstance(part, ImageSpan):
+            pictures.append(replace(part, start=n))
+        tokens = part.tokens if isinstance(part, ImageSpan) else part
+        runs.append(tokens)
+        n += tokens.size
+    joined = as_tokens(np.concatenate(runs)) if runs else as_tokens([])
+    return joined, pictures
 
 
 def _next(last: JsonObject, text: str) -> list[JsonDict]:

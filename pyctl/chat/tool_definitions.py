@@ -163,6 +163,7 @@ def read_tools(
     tools: Any,
     choice: object,
     *,
+    callable_tools: Any = None,
     parallel: bool = True,
     parse: bool = True,
     has_grammar: bool = False,
@@ -170,29 +171,34 @@ def read_tools(
     """Return the tools for the template, and those that the reply may call, by ``choice``
     (``tool_choice``); None for none.
 
-    Without ``parse`` the reply is not searched for calls. Raises RequestError for an impossible
-    choice, or with a grammar.
+    The choice is among ``callable_tools``, None for all that the template shows. Without ``parse``
+    the reply is not searched for calls. Raises RequestError for an impossible choice, or with a
+    grammar.
     """
-    listed = template_tools(tools)
+    shown = template_tools(tools)
+    if callable_tools is not None:
+        template_tools(callable_tools)  # checks them
+        tools = callable_tools
+    has_tools = bool(tools)
     mode, names = _chosen(choice or "auto")
-    if listed and names is not None:
+    if has_tools and names is not None:
         unknown = names - {tool["function"]["name"] for tool in tools}
         if unknown:
             raise RequestError(
                 f"'tool_choice' names {min(unknown)!r}, which is not among the tools"
             )
         tools = [tool for tool in tools if tool["function"]["name"] in names]
-    if mode == "required" and not listed:
+    if mode == "required" and not has_tools:
         raise RequestError("'tool_choice' requires a call, and the request has no 'tools'")
-    if listed and mode == "required" and not tools:
+    if mode == "required" and not tools:
         raise RequestError("'tool_choice' requires a call and allows no tool")
     if mode == "none" or not tools:
-        return listed, None
+        return shown, None
     if has_grammar:
         raise RequestError("Cannot use custom grammar constraints with tools.")
     if not parse:
-        return listed, None
-    return listed, Tools.from_request(tools, parallel, forced=mode == "required")
+        return shown, None
+    return shown, Tools.from_request(tools, parallel, forced=mode == "required")
 
 
 _MODES = {"auto": "auto", "none": "none", "required": "required", "any": "required"}

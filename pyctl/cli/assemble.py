@@ -35,15 +35,17 @@ from pyctl.engine.evictable_cache import EvictableEngineCache
 from pyctl.engine.sampling import Sampling
 from pyctl.engine.worker import Worker
 from pyctl.errors import ModelError, PyctlError
-from pyctl.llama.images.image_encoder import MAX_ROWS_BYTES
+from pyctl.llama.images.image_encoder import MAX_ROWS_BYTES, ImageRows
 from pyctl.llama.loader import Loaded
 from pyctl.processes.process_memory import trim_heap
 from pyctl.requests.reply_settings import ReplySettings
+from pyctl.requests.request_pool import PostReplyQueue
 from pyctl.server.app_state import AppState, HttpService
 
 __all__ = [
     "LoadContext",
     "assemble",
+    "prepare_later",
     "prepare_vocabulary",
     "too_many_threads",
 ]
@@ -81,6 +83,14 @@ class LoadContext:
         """
         return min(MAX_ROWS_BYTES, budget // ROWS_PART // max(self.n_encoders, 1))
 
+    def share_with_images(self, rows: ImageRows, budget: int) -> int:
+        """Limit the ``rows`` that another model keeps of images, which count within --cache-ram;
+        return what is left of the model's own ``budget``, in bytes.
+        """
+        rows.limit = self.image_bytes(budget) if self.n_seeing < self.n_encoders else 0
+        self.n_seeing += 1
+        return budget - rows.limit if self.ram is None else budget
+
 
 def assemble(
     settings: CommandSettings,
@@ -97,7 +107,6 @@ def assemble(
     model = loading.take() if loading is not None else load_model(settings, report, context.memory)
     settings = model.settings
     loaded = model.loaded
-    budget = model.budget
     with ExitStack() as undone:  # if anything below fails, the caller gets nothing to close
         undone.callback(model.close)
         chat_format, tier = _chat_format(settings, loaded, model.directory)
@@ -108,12 +117,9 @@ def assemble(
     remembered = CacheDrafts() if loaded.drafts.has("cache") else None
     speculation = _speculation(settings, loaded, remembered)
     info = replace(loaded.info, draft_types=speculation.names)
-    if loaded.images is not None and budget is not None:  # encoded images count within --cache-ram
-        loaded.images.rows.limit = (
-            context.image_bytes(budget) if context.n_seeing < context.n_encoders else 0
-        )
-        context.n_seeing += 1
-        budget -= loaded.images.rows.limit if context.ram is None else 0
+    budget = model.budget
+    if loaded.images is not None and budget is not None:
+        budget = context.share_with_images(loaded.images.rows, budget)
     cache = RamCache(settings.cache.n_slots, budget, shared=context.ram)
     receipts = open_receipts(
         settings.disk, tier, loaded, settings.pool, exact=settings.engine.exact
@@ -123,12 +129,7 @@ def assemble(
     engine.prefix_cache.saved_time = context.shared.saved.account(info.fingerprint)
     if remembered is not None:
         _follow_recent(engine, remembered)
-    # Loaded objects stay until the end; the collector need not visit them again.
-    gc.collect()
-    gc.freeze()
-    # The metadata of the file were read several times, with all texts of the vocabulary: freed
-    # free pages between the objects that stay would count for this process until its end.
-    trim_heap()
+    _settle_memory()
     # Of several models, the thread that loads them decides which sleeps.
     sleep_seconds = settings.engine.sleep_seconds if context.ram is None else -1
     worker = Worker(engine, info, sleep_seconds, settings.engine.stall_seconds)
@@ -140,8 +141,18 @@ def assemble(
         worker, chat_format, replies, context.shared, admin=admin, receipts=receipts
     )
     if chat_format.capabilities.tools:
-        service.post_reply.add(partial(prepare_vocabulary, worker))
+        prepare_later(service.post_reply, worker)
     return service
+
+
+def _settle_memory() -> None:
+    """Give back the memory of the load, and exempt what stays from garbage collection."""
+    # What is loaded stays until the end; the collector need not look at it again.
+    gc.collect()
+    gc.freeze()
+    # The metadata of the file were read several times, with all texts of the vocabulary: freed
+    # pages between what stayed would count for this process until its end.
+    trim_heap()
 
 
 def _follow_recent(engine: Engine, remembered: CacheDrafts) -> None:
@@ -235,7 +246,31 @@ def _speculation(
     return speculation
 
 
+PREPARE_SECONDS = 5.0
+"""The time after a load before the vocabulary is prepared, if no request runs. The first request
+often waits for the load, and on two cores it took three times as long beside the preparation.
+"""
+
 LOWEST_PRIORITY = 19
+
+
+def prepare_later(
+    queue: PostReplyQueue, worker: Worker, seconds: float = PREPARE_SECONDS
+) -> threading.Timer:
+    """Let ``queue`` prepare the vocabulary ``seconds`` from now, or as long after that as requests
+    run; return the timer. A request with a grammar that arrives before prepares it itself.
+    """
+
+    def start() -> None:
+        if worker.is_serving:
+            prepare_later(queue, worker, seconds)
+        else:
+            queue.add(partial(prepare_vocabulary, worker))
+
+    timer = threading.Timer(seconds, start)
+    timer.daemon = True
+    timer.start()
+    return timer
 
 
 def prepare_vocabulary(worker: Worker) -> None:

@@ -65,7 +65,7 @@ def run_launch(
         raise ConfigError(f"unknown program: {name!r}{hint}")
     settings, own = parse_launch(name, flags, environ)
     if shutil.which(name, path=environ.get("PATH")) is None and not own.dry_run:
-        raise ConfigError(f"{name} is not installed: {program.install}")
+        raise ConfigError(f"{name} is not installed: {_install_hint(program, environ)}")
     with ExitStack() as stack:
         endpoint = _endpoint(settings, own, flags, stack, find)
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pyctl-launch-")))
@@ -74,6 +74,16 @@ def run_launch(
             _show(invocation, program, endpoint, directory)
             return 0
         return _run(invocation)
+
+
+def _install_hint(program: ClientProgram, environ: Mapping[str, str]) -> str:
+    """Return the command that installs the program, and the one before it on a fresh machine, which
+    has no npm or pipx either.
+    """
+    installer = program.install.partition(" ")[0]
+    if shutil.which(installer, path=environ.get("PATH")) is not None:
+        return program.install
+    return f"{program.install} (before that: sudo apt install {installer})"
 
 
 def _endpoint(

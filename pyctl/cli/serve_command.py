@@ -14,6 +14,7 @@ from pyctl.cli.import_block import without_collections
 from pyctl.cli.load_model import ModelLoad
 from pyctl.cli.logs import start_log
 from pyctl.cli.model_paths import check_files, is_router, resolve_files
+from pyctl.cli.open_spans import check_spans
 from pyctl.errors import ConfigError
 from pyctl.llama.library.devices import devices
 from pyctl.llama.library.extension import describe_missing
@@ -44,6 +45,7 @@ def run_serve(
     start_log(settings.log, settings.warnings)
     for line in [*describe_missing(), *filter(None, [unused_choice()])]:
         log.warning("%s", line)
+    check_spans(settings.server)
     connect_workers(settings.model.workers)
     if not any(device.is_gpu for device in devices()) and (line := unused_card()):
         log.warning("%s", line)

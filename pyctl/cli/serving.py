@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from socket import socket
 
+from starlette.types import ASGIApp
+
 from pyctl.cache.cache_settings import DiskSettings
 from pyctl.cache.ram_budget import RamBudget
 from pyctl.cache.saved_time import Saved
@@ -23,6 +25,7 @@ from pyctl.cli.doctor_command import log_findings
 from pyctl.cli.load_model import ModelLoad
 from pyctl.cli.model_loader import ModelLoader
 from pyctl.cli.model_paths import is_router
+from pyctl.cli.open_spans import open_spans
 from pyctl.cli.presets import SHARED_DISK, Preset, find_models
 from pyctl.cli.startup_banner import (
     Addresses,
@@ -98,12 +101,13 @@ def serve_models(
     serving = Serving(settings, models, tools, addresses, loading)
     code = 0
     try:
-        serve(serving.gate, sockets, listen, on_ready=serving.run, on_stop=serving.close)
+        serve(serving.app, sockets, listen, on_ready=serving.run, on_stop=serving.close)
     except EngineError as error:
         log.critical("the server exits: %s", error)
         code = 1
     finally:
         complete = serving.close()
+        serving.close_spans()
     for sock in sockets:
         sock.close()
     log.info("stopped%s", serving.end_text)
@@ -217,6 +221,10 @@ class Serving:
         self._load_context = LoadContext(self._shared)
         self._started_at = loading.started_at if loading is not None else time.monotonic()
         self.gate = LoadingApp(create_loading_app(self._shared), early=early_paths(settings.server))
+        self.app: ASGIApp = self.gate
+        self._spans = open_spans(self._shared)
+        if self._spans is not None:
+            self.app = self._spans.wrap(self.gate, settings.server.api_prefix)
 
     def run(self) -> None:
         """Load the model, let requests through, and wait for `close`, which another thread may call
@@ -318,3 +326,8 @@ class Serving:
         is_complete = self._models is None or self._models.close()
         self._shared.saved.close()
         return is_complete
+
+    def close_spans(self) -> None:
+        """Send the spans of the last requests, which have ended."""
+        if self._spans is not None:
+            self._spans.close()

@@ -73,7 +73,7 @@ class StoreReader:
 
         Damage is a miss, at once or when it is found: the damaged file is removed with all files
         that need it. A disk that hangs is also a miss, and gets no further read before it has
-        answered. Segments of earlier snapshots from here are shared.
+        answered. Segments of earlier snapshots from here are shared, as long as RAM has them.
         """
         state = StateName.from_prefix(prefix)
         if self.is_stalled or not self.folder.contains(prefix) or tokens.size < prefix.n:
@@ -144,7 +144,7 @@ class StoreReader:
         segment = chain.covered
         for stored in chain.files:
             shared = self._shared.get(stored.name)
-            if shared is not None and not shared.dropped:
+            if shared is not None and shared.alive:
                 segment = shared
             else:
                 segment = stored.segment(segment)

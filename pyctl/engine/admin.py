@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from copy import deepcopy
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TypeVar
@@ -21,6 +22,7 @@ from pyctl.cache.cache_stats import (
 )
 from pyctl.cache.check import find_inconsistencies
 from pyctl.cache.ports import Entry
+from pyctl.cache.request_kind import RequestKind
 from pyctl.cache.sequence import LiveSequence
 from pyctl.cache.snapshot import BlockBytes, PromptFacts, PromptMatch
 from pyctl.engine.canary.canary_counts import CanaryView
@@ -34,7 +36,6 @@ from pyctl.engine.engine_stats import (
 )
 from pyctl.engine.request import Failed
 from pyctl.engine.request_history import ServedRequest
-from pyctl.engine.request_kind import RequestKind
 from pyctl.engine.sequence_file import load_file, save_file
 from pyctl.engine.worker import Worker
 from pyctl.errors import OutOfCellsError, RequestError, StateError
@@ -330,12 +331,13 @@ class EngineAdmin:
         """Return the state of the engine, with counts since the last call."""
         engine = self._engine
         n_held, blocks = self._device_usage()
-        total = replace(engine.counters)
+        total = deepcopy(engine.counters)
         before = self._last
         self._last = total
         names = [counter.name for counter in fields(EngineCounters)]
-        counts = [name for name in names if name not in ("drafts", "first_tokens", "replies")]
-        recent = EngineCounters(*(getattr(total, name) - getattr(before, name) for name in counts))
+        counts = [name for name in names if name not in ("drafts", "replies")]
+        changes = {name: getattr(total, name) - getattr(before, name) for name in counts}
+        recent = EngineCounters(**changes)
         suspended = [active.suspended_snapshot for active in engine.waiting.suspended]
         return EngineStats(
             total=total,

@@ -13,7 +13,7 @@ from pyctl.cache.costs import Costs
 from pyctl.cache.device_tier import DeviceCounts
 from pyctl.cache.snapshot import BlockBytes
 from pyctl.engine.engine_settings import Clock
-from pyctl.engine.histograms import Histogram, ReplyHistograms, ReplySource
+from pyctl.engine.histograms import ReplyHistograms, ReplySource
 from pyctl.engine.request import DraftCounts, Request, Timings
 
 __all__ = [
@@ -32,10 +32,9 @@ class EngineCounters:
 
     ``n_calls`` counts llama_decode calls, ``n_busy`` sums their sequences, ``n_longest`` is the
     length of the longest sequence, ``n_suspended`` counts suspended replies, ``n_turns_yielded``
-    turns with --exact that ended for another request. ``first_tokens`` are the times from the
-    arrival of a request to its first token, ``replies`` all histograms. ``n_loops`` counts replies
-    with a loop, ``n_loops_ended`` those that --loop-guard ended. Tokens of a request count when it
-    ends with a reply; cancelled requests count as calls only.
+    turns with --exact that ended for another request. ``n_loops`` counts replies with a loop,
+    ``n_loops_ended`` those that --loop-guard ended. Tokens of a request count when it ends with a
+    reply; cancelled requests count as calls only.
     """
 
     n_calls: int = 0
@@ -49,7 +48,6 @@ class EngineCounters:
     n_suspended: int = 0
     n_turns_yielded: int = 0
     drafts: DraftCounts = field(default_factory=DraftCounts)
-    first_tokens: Histogram = field(default_factory=Histogram)
     replies: ReplyHistograms = field(default_factory=ReplyHistograms)
     n_loops: int = 0
     n_loops_ended: int = 0
@@ -79,8 +77,7 @@ class EngineCounters:
             self.n_loops += 1
             self.n_loops_ended += timings.loop.is_ended
         if timings.n_predicted:
-            self.first_tokens = self.first_tokens.with_one(timings.first_token_ms / 1e3)
-            self.replies = self.replies.with_reply(timings, source)
+            self.replies.count_reply(timings, source)
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
 from typing import Literal, TypeAlias, get_args
 
 from pyctl.engine.request import Timings
@@ -58,12 +59,17 @@ class Histogram:
         counts[bisect_left(self.bounds, value)] += 1
         return Histogram(self.bounds, tuple(counts), self.total + value)
 
+    def __add__(self, other: Histogram) -> Histogram:
+        """Return the counts of both, which have the same bounds."""
+        counts = tuple(map(add, self.counts, other.counts))
+        return Histogram(self.bounds, counts, self.total + other.total)
 
-def _by_source() -> Mapping[ReplySource, Histogram]:
+
+def _by_source() -> dict[ReplySource, Histogram]:
     return {source: Histogram() for source in SOURCES}
 
 
-@dataclass(frozen=True)
+@dataclass
 class ReplyHistograms:
     """Histograms of all requests that ended with a token.
 
@@ -76,28 +82,26 @@ class ReplyHistograms:
         durations: The seconds from the arrival of a request to its end.
     """
 
-    first_tokens: Mapping[ReplySource, Histogram] = field(default_factory=_by_source)
+    first_tokens: dict[ReplySource, Histogram] = field(default_factory=_by_source)
     queued: Histogram = Histogram(QUEUE_SECONDS)
     rates: Histogram = Histogram(TOKEN_RATES)
     token_seconds: Histogram = Histogram(TOKEN_SECONDS)
     durations: Histogram = Histogram(DURATION_SECONDS)
 
-    def with_reply(self, timings: Timings, source: ReplySource) -> ReplyHistograms:
-        """Return the histograms with one more reply; without a second token it has no pace."""
+    def count_reply(self, timings: Timings, source: ReplySource) -> None:
+        """Count one more reply; without a second token it has no pace."""
         seconds = timings.first_token_ms / 1e3
-        first = self.first_tokens[source].with_one(seconds)
-        counted = replace(
-            self,
-            first_tokens={**self.first_tokens, source: first},
-            queued=self.queued.with_one(timings.queued_ms / 1e3),
-            durations=self.durations.with_one(seconds + timings.predicted_ms / 1e3),
-        )
+        self.first_tokens[source] = self.first_tokens[source].with_one(seconds)
+        self.queued = self.queued.with_one(timings.queued_ms / 1e3)
+        self.durations = self.durations.with_one(seconds + timings.predicted_ms / 1e3)
         n_more = timings.n_predicted - 1
         if n_more < 1 or timings.predicted_ms <= 0:
-            return counted
+            return
         per_token = timings.predicted_ms / 1e3 / n_more
-        return replace(
-            counted,
-            rates=self.rates.with_one(1 / per_token),
-            token_seconds=self.token_seconds.with_one(per_token),
-        )
+        self.rates = self.rates.with_one(1 / per_token)
+        self.token_seconds = self.token_seconds.with_one(per_token)
+
+    @property
+    def all_first_tokens(self) -> Histogram:
+        """The seconds to the first token of all sources."""
+        return reduce(add, self.first_tokens.values())

@@ -12,7 +12,7 @@ from pyctl.cache.lookup import CacheLookup, CachePlan
 from pyctl.cache.plan import batch_ends, snapshot_ends
 from pyctl.cache.prefix_cache import PrefixCache
 from pyctl.cache.sequence import LiveSequence
-from pyctl.cache.snapshot import State
+from pyctl.cache.snapshot import Snapshot, State
 from pyctl.engine.backend import Backend
 from pyctl.engine.engine_settings import Clock
 from pyctl.engine.engine_stats import EngineCounters, PrefillLog
@@ -111,14 +111,18 @@ class Prefill:
                 yield None  # other requests take a step between two batches
         stats.n_evaluated = seq.n - stats.n_cached
         if plan.restored and not stats.n_evaluated:
-            # The whole prompt was restored, and no batch has left an output for the first token.
-            # The snapshot of an equal prompt's end has kept the one from then.
-            output = plan.restored[0].state.output
-            if output.size:
-                self._backend.recall(output)
+            self._recall_output(plan.restored[0])
         if not active.ran_concurrently:  # otherwise the time includes other requests
             ms = (time.perf_counter() - began) * 1e3 - (stats.save_ms - save_before)
             self._prefix_cache.cache.costs.record_evaluated(n_before, n_timed, ms / 1e3)
+
+    def _recall_output(self, restored: Snapshot) -> None:
+        """Sample from the output that ``restored`` has kept of the end of an equal prompt: with
+        all of a prompt restored, no batch has left one for the first token.
+        """
+        output = restored.state.output
+        if output.size:
+            self._backend.recall(output)
 
     def _evaluate_until_done(
         self, active: ActiveRequest, seq: LiveSequence, end: int, plan: CachePlan

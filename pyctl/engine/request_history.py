@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.cache.prompt_comparison import PromptComparison
+from pyctl.cache.request_kind import RequestKind
 from pyctl.engine.engine_settings import Clock
 from pyctl.engine.request import Request, Timings
-from pyctl.engine.request_kind import RequestClassifier, RequestKind
+from pyctl.engine.request_classifier import RequestClassifier
 from pyctl.settings.limit import limit
 
 __all__ = ["MAX_REQUESTS", "RequestHistory", "ServedRequest"]
@@ -66,15 +67,14 @@ class RequestHistory:
         if request.model_before and not is_known:
             comparison = PromptComparison(0, len(prompt), section="model")
             stats.comparison = comparison
-        stats.kind = self._classifier.classify(prompt.sections, comparison).value
+        stats.kind = self._classifier.classify(prompt.sections, comparison)
 
     def add(self, timings: Timings, stats: RequestStats) -> None:
         """Record a request that ended with a reply."""
-        kind = RequestKind(stats.kind) if stats.kind else None
-        if kind is not None:
-            self.n_by_kind[kind] += 1
+        if stats.kind is not None:
+            self.n_by_kind[stats.kind] += 1
         self.requests.append(
-            ServedRequest(self._clock(), timings, stats.source, kind, stats.comparison)
+            ServedRequest(self._clock(), timings, stats.source, stats.kind, stats.comparison)
         )
 
     def within_hour(self) -> Sequence[tuple[float, ServedRequest]]:

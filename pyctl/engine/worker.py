@@ -132,6 +132,12 @@ class Worker:
         self._thread.start()
 
     @property
+    def is_serving(self) -> bool:
+        """True while a client's request has not ended."""
+        with self._lock:
+            return any(not each.is_over and not each.cancelled for each in self._open)
+
+    @property
     def is_sleeping(self) -> bool:
         """Return whether the model is unloaded; the next request reloads it."""
         return self._engine.asleep

@@ -131,11 +131,11 @@ def read_regular(path: Path, n_bytes: int = -1) -> bytes:
 
 
 def files_in(directory: Path) -> list[Path]:
-    """Return all entries of ``directory``; none if it cannot be read or is a link, which may lead
-    to others' files.
+    """Return all entries of ``directory``, sorted; none if it cannot be read or is a link, which
+    may lead to others' files.
     """
     try:
-        return [] if directory.is_symlink() else list(directory.iterdir())
+        return [] if directory.is_symlink() else sorted(directory.iterdir())
     except OSError:
         return []
 

@@ -17,7 +17,7 @@ from pyctl.prompt import Prompt, Tokens, as_tokens
 
 __all__ = ["CacheRecord", "PromptRecord", "Provenance", "Receipt", "ReplyRecord"]
 
-MAGIC = b"pyctl receipt 1\n"
+MAGIC = b"pyctl receipt 2\n"
 """The first bytes of a file, with the version of the format."""
 
 _DIGEST_BYTES = 16
@@ -59,14 +59,14 @@ class PromptRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         boundaries: The token counts at which a message starts.
         headers: The boundaries at which the assistant starts, None if they are unknown.
         turn: The header of the reply to the user's last message, 0 if it is unknown.
-        line_ends: The token counts at which a line of raw text ends.
+        n_raw: The leading tokens that are raw text.
     """
 
     ids: bytes
     boundaries: tuple[int, ...]
     headers: tuple[int, ...] | None
     turn: int
-    line_ends: tuple[int, ...]
+    n_raw: int
 
 
 class CacheRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -135,7 +135,7 @@ class Receipt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 boundaries=prompt.boundaries,
                 headers=prompt.headers,
                 turn=prompt.turn,
-                line_ends=prompt.line_ends,
+                n_raw=prompt.n_raw,
             ),
             CacheRecord(
                 source=stats.source,
@@ -180,7 +180,8 @@ class Receipt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.reply.size != len(self.digests):
             raise ValueError("another number of digests than of tokens")
         lowest = min(int(self.prompt.tokens.min()), int(self.reply.min()))
-        if lowest < 0 or self.reply_record.draft_width < 0:
+        n_raw = self.prompt_record.n_raw
+        if min(lowest, n_raw, self.reply_record.draft_width) < 0:
             raise ValueError("a negative number")
 
     @property
@@ -192,7 +193,7 @@ class Receipt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             record.boundaries,
             headers=record.headers,
             turn=record.turn,
-            line_ends=record.line_ends,
+            n_raw=record.n_raw,
         )
 
     @property

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
-from pyctl.cache.retention import MAX_SECONDS, Retention
+from pyctl.cache.retention import MAX_SECONDS, NO_RETENTION, Retention
 from pyctl.errors import RequestError
 from pyctl.requests.body_reader import (
     Body,
     Flattened,
     Integer,
     Names,
+    SameAs,
+    Unsupported,
     at_most,
     boolean,
     json_object,
     out_of_range,
-    reject_unsupported,
     string,
     strings,
 )
@@ -38,15 +39,12 @@ __all__ = [
     "GenerationBody",
     "InfillBody",
     "ReasoningOptions",
-    "RetentionBody",
     "StopConditions",
     "StructuredOutput",
 ]
 
-B = TypeVar("B", bound=Body)
-
 ONE_REPLY = dict.fromkeys(("n", "n_cmpl"), ("this API has one reply to a request", 1))
-"""The entries for `refuse`."""
+"""The entries of `Body.unsupported` for an API that has one reply to a request."""
 
 MAX_CHOICES = limit(128, "`n`, choices of a request", "400", "request")
 """Replies to one prompt (``n``), as many as OpenAI allows. llama-server needs a slot for each; here
@@ -113,8 +111,9 @@ def _seq(value: Any, name: str) -> int:
 
 _BINDING = "use 'response_format', 'json_schema' or 'grammar'"
 
-_NOT_DONE: dict[str, tuple[Any, ...]] = {
+_UNSUPPORTED: Unsupported = {
     "audio": ("replies are text",),
+    "best_of": ("all replies that are made come back, 'n' of them", 1, SameAs("n")),
     "function_call": ("use 'tool_choice'", "none", "auto"),
     "functions": ("use 'tools'",),
     "guided_choice": (_BINDING,),
@@ -205,16 +204,17 @@ class ReasoningOptions(Body, frozen=True):
     ] = None
 
 
-class RetentionBody(Body, frozen=True):
-    """The field ``cache_retention``: see `Retention`."""
+class _RetentionBody(Body, frozen=True):
+    """The members of the field ``cache_retention``: see `Retention`."""
 
     prompt_seconds: Annotated[int, Integer(0, MAX_SECONDS)] = 0
     head_seconds: Annotated[int, Integer(0, MAX_SECONDS)] = 0
     evict_on_complete: bool = False
 
-    def build(self) -> Retention:
-        """Return the announcement for the cache."""
-        return Retention(self.prompt_seconds, self.head_seconds, self.evict_on_complete)
+
+def _retention(value: Any, name: str) -> Retention:
+    body = _RetentionBody.from_json(json_object(value, name))
+    return Retention(body.prompt_seconds, body.head_seconds, body.evict_on_complete)
 
 
 class GenerationBody(Body, frozen=True):
@@ -222,6 +222,8 @@ class GenerationBody(Body, frozen=True):
     means no log-probabilities, 0 no alternatives to the reply's tokens; ``sampling`` holds members
     of `Sampling`. ``prediction`` is the expected reply, None if the client expects none.
     """
+
+    unsupported = _UNSUPPORTED
 
     options: Annotated[ReplyOptions, Flattened(ReplyOptions.from_json)] = ReplyOptions()
     sampling: Annotated[dict[str, Any], Flattened(sampling_values)] = msgspec.field(
@@ -233,7 +235,7 @@ class GenerationBody(Body, frozen=True):
     seq: Annotated[int, _seq, Names("id_slot")] = -1
     cache_prompt: bool | None = None
     prefix_cache: Any = None
-    retention: Annotated[RetentionBody, Names("cache_retention")] = RetentionBody()
+    retention: Annotated[Retention, _retention, Names("cache_retention")] = NO_RETENTION
     structured: Annotated[StructuredOutput, Flattened(StructuredOutput.from_json)] = (
         StructuredOutput()
     )
@@ -241,12 +243,6 @@ class GenerationBody(Body, frozen=True):
         ReasoningOptions()
     )
     prediction: Annotated[str | None, read_prediction] = None
-
-    @classmethod
-    def from_json(cls: type[B], values: Mapping[str, Any]) -> B:
-        best_of = ("all generated replies are returned, 'n' of them", 1, values.get("n"))
-        reject_unsupported(values, {**_NOT_DONE, "best_of": best_of})
-        return super().from_json(values)
 
 
 def _count_or_switch(value: Any, name: str) -> int | None:

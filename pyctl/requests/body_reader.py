@@ -16,6 +16,7 @@ from functools import cache, partial
 from typing import (
     Annotated,
     Any,
+    ClassVar,
     NamedTuple,
     TypeAlias,
     TypeVar,
@@ -38,6 +39,8 @@ __all__ = [
     "Integer",
     "Names",
     "Reader",
+    "SameAs",
+    "Unsupported",
     "at_most",
     "boolean",
     "is_token",
@@ -196,12 +199,34 @@ class Flattened:
     read: Callable[[Mapping[str, Any]], Any]
 
 
+@dataclass(frozen=True)
+class SameAs:
+    """The value of another field of the same body."""
+
+    field: str
+
+
+Unsupported: TypeAlias = Mapping[str, tuple[Any, ...]]
+"""Known fields that are refused: a hint for the client, and the values without an effect besides
+null, false, 0 and empty ones. `SameAs` stands for the value of another field.
+"""
+
+
 class Body(msgspec.Struct, frozen=True, kw_only=True):
-    """A JSON object with known members."""
+    """A JSON object with known members.
+
+    Attributes:
+        unsupported: The fields that are refused if they have an effect.
+    """
+
+    unsupported: ClassVar[Unsupported] = {}
 
     @classmethod
     def from_json(cls: type[B], values: Mapping[str, Any]) -> B:
-        """Return the body of ``values``. Raises RequestError."""
+        """Return the body of ``values``. Raises RequestError, and NotSupportedError for a field
+        that is ``unsupported``.
+        """
+        reject_unsupported(values, cls.unsupported)
         present: dict[str, Any] = {}
         for field_name, field in _fields(cls).items():
             if isinstance(field.read, Flattened):
@@ -233,15 +258,14 @@ def others(values: Mapping[str, Any], body: type[Body], ignored: frozenset[str])
     return {name: value for name, value in values.items() if name not in own}
 
 
-def reject_unsupported(values: Mapping[str, Any], not_done: Mapping[str, tuple[Any, ...]]) -> None:
-    """Raise NotSupportedError for a known field that is not supported, if it has an effect.
-
-    ``not_done`` maps the field to a hint and the values without an effect, besides null, false, 0
-    and empty ones.
-    """
-    for name, (hint, *idle) in not_done.items():
+def reject_unsupported(values: Mapping[str, Any], unsupported: Unsupported) -> None:
+    """Raise NotSupportedError if one of the ``unsupported`` fields has an effect."""
+    for name, (hint, *idle) in unsupported.items():
         value = values.get(name)
-        if value and value not in idle:
+        if not value:
+            continue
+        idle_values = [values.get(one.field) if isinstance(one, SameAs) else one for one in idle]
+        if value not in idle_values:
             raise NotSupportedError(f"'{name}' is not supported: {hint}")
 
 
@@ -262,7 +286,7 @@ class _Field(NamedTuple):
 @cache
 def _fields(body: type[Body]) -> dict[str, _Field]:
     hints = get_type_hints(body, include_extras=True)
-    return {name: _field(name, hint) for name, hint in hints.items()}
+    return {name: _field(name, hints[name]) for name in body.__struct_fields__}
 
 
 def _field(name: str, hint: Any) -> _Field:

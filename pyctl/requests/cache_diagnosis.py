@@ -4,17 +4,11 @@ its client names by the id of the reply.
 
 from __future__ import annotations
 
-import hashlib
-import threading
-from collections import OrderedDict
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
-import msgspec
-
-from pyctl.prompt import Prompt
-from pyctl.requests.body import ConversationBody
+from pyctl.prompt import Prompt, PromptSections
+from pyctl.requests.reply_history import ReplyHistory
 from pyctl.settings.limit import limit
 
 __all__ = ["CacheMiss", "MissReason", "RequestRecord", "RequestRecords", "diagnose"]
@@ -23,9 +17,8 @@ MissReason: TypeAlias = Literal[
     "not_found", "model", "tools", "system", "messages", "options", "not_cached"
 ]
 """The first part that differs, in this order. ``not_found``: the earlier request is unknown.
-``options`` are variables of the template, and whatever else becomes part of the prompt.
-``not_cached``: the request continues the earlier one, whose snapshots were evicted, or whose
-messages the template now renders differently.
+``options`` are variables of the template. ``not_cached``: the request continues the earlier one,
+whose snapshots were evicted, or whose messages the template now renders differently.
 """
 
 _BATCH_TOKENS = 512
@@ -38,7 +31,6 @@ MAX_RECORD_BYTES = limit(
     2**24, "the digests of these requests", "the oldest are forgotten", "memory", "bytes"
 )
 
-_DIGEST_BYTES = 8
 _ENTRY_BYTES = 512
 """Approximate bytes of a record without its messages."""
 
@@ -55,54 +47,30 @@ class CacheMiss:
 
 @dataclass(frozen=True)
 class RequestRecord:
-    """A request as digests of its parts.
+    """A request as digests of its sections.
 
     Attributes:
         owner: The client, who alone may compare with it.
         model: The name of the model.
-        tools: The digest of the tools.
-        system: The digest of the system messages at the start.
-        messages: The digests of all other messages, `_DIGEST_BYTES` each.
-        options: The digest of the other parts of the prompt.
+        sections: The digests of its tools, messages and variables of the template.
         n_tokens: The tokens that the prompt of the next turn is expected to share.
     """
 
     owner: bytes
     model: str
-    tools: bytes
-    system: bytes
-    messages: bytes
-    options: bytes
+    sections: PromptSections
     n_tokens: int
 
     @classmethod
-    def from_body(
-        cls, owner: bytes, model: str, body: ConversationBody, prompt: Prompt
-    ) -> RequestRecord:
-        """Return the record of a request that was rendered to ``prompt``."""
-        messages = body.messages if isinstance(body.messages, list) else []
-        n_system = _n_system(messages)
-        options = [
-            body.chat_template_kwargs,
-            body.reasoning_effort,
-            body.enable_thinking,
-            body.add_generation_prompt,
-            body.continue_final_message,
-        ]
-        return cls(
-            owner=owner,
-            model=model,
-            tools=_digest(body.tools or []),
-            system=_digest(messages[:n_system]),
-            messages=b"".join(_digest(message) for message in messages[n_system:]),
-            options=_digest(options),
-            n_tokens=prompt.end,
-        )
+    def from_prompt(cls, owner: bytes, model: str, prompt: Prompt) -> RequestRecord:
+        """Return the record of a chat request that was rendered to ``prompt``."""
+        assert prompt.sections is not None  # every rendered chat has them
+        return cls(owner, model, prompt.sections, prompt.end)
 
     @property
     def n_bytes(self) -> int:
         """The approximate bytes that it takes in memory."""
-        return _ENTRY_BYTES + len(self.messages)
+        return _ENTRY_BYTES + len(self.sections.messages)
 
     def first_difference(self, later: RequestRecord) -> MissReason | None:
         """Return the first part in which a ``later`` request differs; None if it continues this
@@ -110,55 +78,24 @@ class RequestRecord:
         """
         if self.model != later.model:
             return "model"
-        if self.tools != later.tools:
+        earlier = self.sections
+        given = later.sections
+        if earlier.tools != given.tools:
             return "tools"
-        if self.system != later.system:
+        if earlier.system != given.system:
             return "system"
-        if not later.messages.startswith(self.messages):
+        if not given.messages.startswith(earlier.messages):
             return "messages"
-        if self.options != later.options:
+        if earlier.variables != given.variables:
             return "options"
         return None
 
 
-class RequestRecords:
-    """The records of the latest requests, by the id of their reply; at most ``max_records`` and
-    ``max_bytes``. Thread-safe.
-    """
+class RequestRecords(ReplyHistory[RequestRecord]):
+    """The records of the latest requests, by the id of their reply."""
 
-    def __init__(self, max_records: int = MAX_RECORDS, max_bytes: int = MAX_RECORD_BYTES) -> None:
-        self._max_records = max_records
-        self._max_bytes = max_bytes
-        self._lock = threading.Lock()  # guards the members below
-        self._records: OrderedDict[str, RequestRecord] = OrderedDict()
-        self._n_bytes = 0
-
-    def __len__(self) -> int:
-        return len(self._records)
-
-    @property
-    def n_bytes(self) -> int:
-        """The approximate bytes of all records."""
-        return self._n_bytes
-
-    def add(self, reply_id: str, record: RequestRecord) -> None:
-        """Remember the request that ``reply_id`` answers."""
-        with self._lock:
-            self._records[reply_id] = record
-            self._n_bytes += record.n_bytes
-            while self._records and self._is_full:
-                _, oldest = self._records.popitem(last=False)
-                self._n_bytes -= oldest.n_bytes
-
-    def find(self, reply_id: str, owner: bytes) -> RequestRecord | None:
-        """Return the request of ``owner`` that ``reply_id`` answers; None if it is not known."""
-        with self._lock:
-            record = self._records.get(reply_id)
-        return record if record is not None and record.owner == owner else None
-
-    @property
-    def _is_full(self) -> bool:
-        return len(self._records) > self._max_records or self._n_bytes > self._max_bytes
+    def __init__(self, max_entries: int = MAX_RECORDS, max_bytes: int = MAX_RECORD_BYTES) -> None:
+        super().__init__(max_entries, max_bytes)
 
 
 def diagnose(
@@ -179,17 +116,3 @@ def diagnose(
     if difference is None and n_missed < _BATCH_TOKENS:
         return None
     return CacheMiss(difference or "not_cached", n_missed)
-
-
-def _n_system(messages: Sequence[Any]) -> int:
-    """Return how many messages at the start are the system's."""
-    roles = ("system", "developer")
-    for number, message in enumerate(messages):
-        if not isinstance(message, dict) or message.get("role") not in roles:
-            return number
-    return len(messages)
-
-
-def _digest(value: Any) -> bytes:
-    text = msgspec.json.encode(value)
-    return hashlib.blake2b(text, digest_size=_DIGEST_BYTES).digest()

@@ -99,11 +99,9 @@ def _prompts(service: Service, body: AnyBody, fetched: Fetched) -> Iterator[Requ
 def _chat_prompt(service: Service, body: ChatBody, fetched: Fetched) -> RequestedPrompt:
     chat = prepare_chat(service, body.conversation, body, fetched)
     check_fits(chat.text, service.tokenizer, service.info.n_ctx)
-    structured = body.structured
-    has_own_grammar = bool(structured.grammar) or structured.schema() is not None
     # The grammar of all replies of this server also binds those with calls, unless the request
     # overrides it.
-    server_grammar_wins = bool(service.settings.sampling.grammar) and not has_own_grammar
+    server_grammar_wins = bool(service.settings.sampling.grammar) and not chat.has_own_grammar
     constraint = None if server_grammar_wins else chat.constraint
     return RequestedPrompt(chat.prompt, chat.text, constraint, chat.reasoning, chat)
 
@@ -130,7 +128,7 @@ def _engine_request(
         n_probs=body.n_probs,
         cache_prompt=settings.cache_prompt if body.cache_prompt is None else body.cache_prompt,
         disk_policy=_disk_policy(service, body),
-        retention=body.retention.build(),
+        retention=body.retention,
         # The headers of a stream wait for the first report.
         return_progress=body.options.stream,
         reasoning=requested.reasoning,

@@ -40,7 +40,6 @@ from pyctl.server.api import (
 )
 from pyctl.server.api import mcp_routes as tool_routes
 from pyctl.server.app_state import AppState, HttpService
-from pyctl.server.content_coding import ContentCodingMiddleware
 from pyctl.server.http import (
     ErrorForm,
     JsonResponse,
@@ -53,17 +52,20 @@ from pyctl.server.http import (
 from pyctl.server.kept_streams import HEADER, keep_stream
 from pyctl.server.loading_response import LoadingResponse
 from pyctl.server.middleware import (
-    MAX_BODY_BYTES,
-    MAX_IMAGES_BODY_BYTES,
-    BodyLimitMiddleware,
     CorsMiddleware,
     KeyMiddleware,
     check_origin,
     depth_error,
 )
 from pyctl.server.models import Models
+from pyctl.server.request_body import (
+    MAX_BODY_BYTES,
+    MAX_IMAGES_BODY_BYTES,
+    BodyLimitMiddleware,
+    ContentCodingMiddleware,
+)
 from pyctl.server.request_log import log_error
-from pyctl.server.request_target import AbsoluteFormMiddleware
+from pyctl.server.request_span import span_of
 from pyctl.server.server_settings import ServerSettings
 
 __all__ = ["create_app", "create_loading_app", "early_paths"]
@@ -270,7 +272,6 @@ def create_app(models: Models) -> Starlette:
     return Starlette(
         routes=routes,
         middleware=[
-            Middleware(AbsoluteFormMiddleware),
             Middleware(CorsMiddleware, cors=settings.cors),
             Middleware(
                 KeyMiddleware, keys=settings.api_keys, prefix=settings.api_prefix, files=files
@@ -296,7 +297,6 @@ def create_loading_app(shared: AppState) -> Starlette:
     return Starlette(
         routes=[*_early_routes(shared), *page_routes(settings)],
         middleware=[
-            Middleware(AbsoluteFormMiddleware),
             Middleware(CorsMiddleware, cors=settings.cors),
         ],
         exception_handlers={HTTPException: loading},
@@ -358,8 +358,11 @@ def _checked(
 
 def _response_to(form: ErrorForm, request: Request, error: Exception) -> Response:
     """Return the response to ``error`` in ``form``."""
+    span = span_of(request.scope)
     if isinstance(error, ClientDisconnect):
+        span.is_cancelled = True
         return Response(status_code=400)
+    span.error = error
     if isinstance(error, RecursionError):
         return error_response(depth_error(), form)
     log_error(request.url.path, error)
@@ -384,9 +387,13 @@ async def _answer(
     """Return the answer of ``endpoint`` with the model of ``request``. Only this function chooses
     the model.
     """
-    handler = endpoint.answer
+
+    async def answer_with(service: HttpService) -> ASGIApp:
+        span_of(request.scope).model = service.model
+        return await endpoint.answer(service, request)
+
     if models.only is not None:
-        return await handler(models.only, request)
+        return await answer_with(models.only)
     body = (
         _RoutedBody()
         if request.method in ("GET", "HEAD", "DELETE")
@@ -404,7 +411,7 @@ async def _answer(
     if model is None:
         model = models.get(name)
     if model.service is not None and endpoint.is_light:
-        return await handler(model.service, request)
+        return await answer_with(model.service)
     choice = request.query_params.get("autoload", "")
     loads = choice in ("true", "1") if choice else models.autoload
     if not loads and not models.order.is_loaded(model.name):
@@ -414,7 +421,7 @@ async def _answer(
     return LoadingResponse(
         models,
         model,
-        lambda service: handler(service, request),
+        answer_with,
         partial(_response_to, form, request),
         ping_seconds=models.shared.settings.ping_seconds if has_pings else 0,
         error_event=b"error" if form is anthropic_error else b"",

@@ -19,6 +19,7 @@ from pyctl.requests.cache_diagnosis import RequestRecords
 from pyctl.requests.service import Service, SharedState
 from pyctl.server.kept_streams import KeptStreams
 from pyctl.server.model_history import ModelHistory
+from pyctl.server.request_span import SpanCounts
 from pyctl.server.saved_days import SavedDays
 from pyctl.server.server_settings import ServerSettings
 from pyctl.server.threads import Threads
@@ -49,6 +50,8 @@ class AppState(SharedState):
     saved: SavedDays = field(default_factory=SavedDays)
     """The time that the cache saved all clients."""
     model_history: ModelHistory = field(default_factory=ModelHistory)
+    span_counts: SpanCounts = field(default_factory=SpanCounts)
+    """What became of the spans of requests, with --otel."""
 
     @property
     def media_path(self) -> str:

@@ -4,6 +4,7 @@ each API.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -45,6 +46,7 @@ __all__ = [
     "json_lines",
     "named_frames",
     "ollama_error",
+    "owner_of",
     "requested_key",
     "stream_head",
 ]
@@ -62,6 +64,11 @@ def requested_key(headers: Headers) -> str:
     """
     value = headers.get("authorization") or headers.get("x-api-key") or ""
     return value[7:].lstrip(" ") if value[:7].lower() == "bearer " else value
+
+
+def owner_of(headers: Headers) -> bytes:
+    """Return a digest of the key of a client, by which only it finds its earlier requests."""
+    return hashlib.sha256(requested_key(headers).encode()).digest()
 
 
 _LINE_ENDS = (

@@ -19,6 +19,7 @@ from pyctl.errors import NotFoundError, RequestError
 from pyctl.requests.json_text import decode
 from pyctl.requests.request_pool import run_until_disconnect
 from pyctl.server.http import error_response, requested_key
+from pyctl.server.request_span import span_of
 from pyctl.settings.limit import limit
 
 __all__ = [
@@ -271,8 +272,9 @@ class KeptResponse:
     async def _work(self, scope: Scope) -> None:
         request = Request(scope, self._receive)
         try:
-            answer = await self._answer(request)
-            await answer(scope, self._receive, self._store)
+            with span_of(scope).hold():
+                answer = await self._answer(request)
+                await answer(scope, self._receive, self._store)
         except Exception:
             log.exception("a kept stream failed")
         finally:

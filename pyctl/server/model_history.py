@@ -24,9 +24,9 @@ class ModelHistory:
         """Record a request for ``model``; return the previous model of the conversation,
         empty if it is the same one.
         """
-        if sections is None or not sections.first_message:
+        conversation = sections.conversation if sections is not None else b""
+        if not conversation:
             return ""
-        conversation = sections.head + sections.first_message
         before = self._models.pop(conversation, model)
         self._models[conversation] = model
         if len(self._models) > MAX_CONVERSATIONS:

@@ -49,7 +49,8 @@ def log_done(path: str, done: Done, service: Service) -> None:
         )
     explanation = explain(report.comparison, report.n_prompt, report.n_cached)
     if explanation is not None:
-        log.info("%s %s: %s", _endpoint(path), report.kind, explanation.text)
+        kind = report.kind.value if report.kind is not None else ""
+        log.info("%s %s: %s", _endpoint(path), kind, explanation.text)
     if report.miss is not None and not report.miss.is_by_chance:
         service.post_reply.add(partial(_log_miss, path, report.miss, service))
 

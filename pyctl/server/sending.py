@@ -21,6 +21,7 @@ from pyctl.server.http import JsonResponse, error_response, stream_head
 from pyctl.server.middleware import may_read_prompts
 from pyctl.server.reply import Reply
 from pyctl.server.request_log import log_disconnect, log_done, log_error
+from pyctl.server.request_span import RequestSpan, span_of
 
 __all__ = ["ReplyResponse", "merged", "respond"]
 
@@ -88,12 +89,14 @@ class ReplyResponse:
         replies: Sequence[Reply],
         handles: Sequence[RequestHandle],
         combine: Callable[[list[dict[str, Any]]], Any],
+        span: RequestSpan,
     ) -> None:
-        """Take replies that run already, with a handle for each."""
+        """Take replies that run already, with a handle for each; ``span`` gets their facts."""
         self._service = service
         self._replies = replies
         self._handles = handles
         self._combine = combine
+        self._span = span
         self._running = service.shared.running
         ping = replies[0].options.ping_seconds
         default = service.shared.settings.ping_seconds
@@ -113,6 +116,7 @@ class ReplyResponse:
         try:
             if not await run_until_disconnect(receive, make(path, scope, receive, send)):
                 n_predicted = sum(max(each.n_predicted, len(each.tokens)) for each in self._replies)
+                self._span.is_cancelled = True
                 log_disconnect(path, reply.progress, n_predicted)
         finally:
             self._running.pop(reply.id, None)
@@ -128,8 +132,10 @@ class ReplyResponse:
             headers = cache_header(finals[0]) if len(finals) == 1 else {}
             response: Response = JsonResponse(self._combine(bodies), headers=headers)
             for done in finals:
+                self._span.replies.append(done)
                 log_done(path, done, self._service)
         except Exception as error:
+            self._span.error = error
             log_error(path, error)
             response = error_response(error, self._replies[-1].error_form)
         await response(scope, receive, send)
@@ -150,6 +156,7 @@ class ReplyResponse:
             await self._send(send, reply.end)
         except Exception as error:
             pinger.cancel()
+            self._span.error = error
             log_error(path, error)
             if not self._begun:
                 return await error_response(error, reply.error_form)(scope, receive, send)
@@ -177,6 +184,7 @@ class ReplyResponse:
                         continue
                     frames.append(_frames(reply, event))
                     if isinstance(event, Done):
+                        self._span.replies.append(event)
                         log_done(path, event, self._service)
                 if frames:  # nothing is sent before the headers have the counts of the cache
                     yield b"".join(frames)
@@ -238,6 +246,9 @@ def respond(
     """
     handles: list[RequestHandle] = []
     may_see = may_read_prompts(request, service.shared.settings)
+    span = span_of(request.scope)
+    span.requests = [reply.request for reply in replies]
+    span.is_streamed = replies[0].options.stream
     try:
         for reply in replies:
             reply.may_read_prompts = may_see
@@ -251,4 +262,4 @@ def respond(
         for handle in handles:
             handle.cancel()
         raise
-    return ReplyResponse(service, replies, handles, combine)
+    return ReplyResponse(service, replies, handles, combine, span)

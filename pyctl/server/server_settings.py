@@ -259,6 +259,14 @@ class ServerSettings:
     show_metrics: bool = SERVER.flag(
         False, "--metrics", "serve /metrics", None, "LLAMA_ARG_ENDPOINT_METRICS"
     )
+    otel: bool = SERVER.flag(
+        False,
+        "--otel",
+        "send a span of each request to an OpenTelemetry collector, by the variables OTEL_*; needs "
+        "the extra otel",
+        None,
+        "PYCTL_OTEL",
+    )
     show_prompts: bool = SERVER.flag(
         False,
         "--show-prompts",

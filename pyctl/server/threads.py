@@ -7,10 +7,10 @@ brings only its new messages; the prefix cache has its tokens as it has any prom
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from dataclasses import dataclass
 
 from pyctl.errors import LostThreadError, ThreadError
+from pyctl.requests.reply_history import ReplyHistory
 from pyctl.settings.limit import limit
 
 __all__ = ["MAX_THREADS", "MAX_THREAD_BYTES", "KeptThread", "ThreadCounts", "Threads"]
@@ -85,25 +85,20 @@ class Threads:
     """
 
     def __init__(self, max_threads: int = MAX_THREADS, max_bytes: int = MAX_THREAD_BYTES) -> None:
-        self._max_threads = max_threads
-        self._max_bytes = max_bytes
+        self._history: ReplyHistory[KeptThread] = ReplyHistory(max_threads, max_bytes)
         self._lock = threading.Lock()  # guards the members below
-        self._threads: OrderedDict[str, KeptThread] = OrderedDict()
-        self._n_bytes = 0
         self._n_created = 0
         self._n_continued = 0
-        self._n_forgotten = 0
         self._n_lost = 0
 
     def find(self, message_id: str, owner: bytes) -> KeptThread:
         """Return the thread whose last reply is ``message_id``. Raises LostThreadError if there is
         none, or if it belongs to another client.
         """
+        thread = self._history.find(message_id, owner)
+        if thread is not None:
+            return thread
         with self._lock:
-            thread = self._threads.get(message_id)
-            if thread is not None and thread.owner == owner:
-                self._threads.move_to_end(message_id)
-                return thread
             self._n_lost += 1
         raise LostThreadError
 
@@ -111,35 +106,21 @@ class Threads:
         """Keep ``thread`` under the id of its last reply; it takes the place of the one under
         ``continued``, empty for a new one.
         """
+        self._history.add(message_id, thread, replaced=continued)
         with self._lock:
             if continued:
                 self._n_continued += 1
-                self._forget(continued)
             else:
                 self._n_created += 1
-            self._threads[message_id] = thread
-            self._n_bytes += thread.n_bytes
-            while self._threads and self._is_full:
-                self._forget(next(iter(self._threads)))
-                self._n_forgotten += 1
 
     def counts(self) -> ThreadCounts:
         """Return the counts for clients."""
         with self._lock:
             return ThreadCounts(
-                n_kept=len(self._threads),
-                n_bytes=self._n_bytes,
+                n_kept=len(self._history),
+                n_bytes=self._history.n_bytes,
                 n_created=self._n_created,
                 n_continued=self._n_continued,
-                n_forgotten=self._n_forgotten,
+                n_forgotten=self._history.n_forgotten,
                 n_lost=self._n_lost,
             )
-
-    @property
-    def _is_full(self) -> bool:
-        return len(self._threads) > self._max_threads or self._n_bytes > self._max_bytes
-
-    def _forget(self, message_id: str) -> None:
-        thread = self._threads.pop(message_id, None)
-        if thread is not None:
-            self._n_bytes -= thread.n_bytes

@@ -1,4 +1,4 @@
-// A session of Anthropic's SDK for Node.js: what it saw, as one line of JSON.
+// A session of Anthropic's SDK for Node.js: its requests and replies, as one line of JSON.
 // Usage: node anthropic_session.mjs SDK_FOLDER URL KEY
 import { join } from 'node:path';
 import { pathToFileURL } from 'node:url';
@@ -43,7 +43,8 @@ const runner = client.beta.messages.toolRunner({
 const stops = [];
 for await (const message of runner) stops.push(message.stop_reason);
 
-const thread = client.beta.messages.thread({ ...shared, max_tokens: 4 });
+const unsupportedRequestBehavior = 'continue_unthreaded'; // where a server refuses threads
+const thread = client.beta.messages.thread({ ...shared, max_tokens: 4, unsupportedRequestBehavior });
 const first = await thread.send(user('Tell me more'));
 const second = await thread.send(user('Why?'));
 

@@ -58,6 +58,10 @@ def ask(client: anthropic.Anthropic, *messages: Any, **fields: Any) -> Any:
     )
 
 
+def result_of(use: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "tool_result", "tool_use_id": use["id"]}
+
+
 def after(message: Any) -> dict[str, Any]:
     return {"diagnostics": {"previous_message_id": message.id}}
 
@@ -140,6 +144,29 @@ def test_an_added_tool_is_called_and_the_head_stays(client: anthropic.Anthropic)
     assert [block.name for block in reply.content if block.type == "tool_use"] == ["wait"]
     usage = reply.usage
     assert usage.cache_read_input_tokens > usage.input_tokens + usage.cache_creation_input_tokens
+
+
+def test_a_tool_that_a_search_found_is_called_and_the_head_stays(
+    client: anthropic.Anthropic,
+) -> None:
+    """Claude Code adds such a tool to ``tools``, and the result of its search refers to it."""
+    head = [look.to_dict()]
+    first = ask(client, tools=head, max_tokens=1)
+    search = {"type": "tool_use", "id": "a", "name": "look", "input": {"at": "door"}}
+    found = {"type": "tool_reference", "tool_name": "wait"}
+    reply = ask(
+        client,
+        user("Tell me more"),
+        {"role": "assistant", "content": [search]},
+        {"role": "user", "content": [{**result_of(search), "content": [found]}]},
+        tools=[{**WAIT, "defer_loading": True}, *head],
+        tool_choice={"type": "tool", "name": "wait"},
+        max_tokens=256,
+    )
+    assert [block.name for block in reply.content if block.type == "tool_use"] == ["wait"]
+    n_first = first.usage.input_tokens + first.usage.cache_creation_input_tokens
+    n_first += first.usage.cache_read_input_tokens
+    assert reply.usage.cache_read_input_tokens > n_first - 64, "but for the header of a reply"
 
 
 def test_the_tool_runner_adds_a_tool_to_its_thread(client: anthropic.Anthropic) -> None:

@@ -5,7 +5,6 @@ does.
 from __future__ import annotations
 
 import json
-import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -14,7 +13,7 @@ import anthropic
 import pytest
 
 from tests.process.conftest import Server
-from tests.web_server import Handler, web_server
+from tests.process.reduced_server import without_threads
 
 pytest.importorskip("anthropic.lib.threads", reason="this version of the SDK has no threads")
 
@@ -65,27 +64,7 @@ def client(recorder: Recorder) -> Iterator[anthropic.Anthropic]:
 @pytest.fixture
 def refusing(server: Server) -> Iterator[str]:
     """Yield the address of a server that refuses threads and passes all other requests on."""
-    refusal = {
-        "type": "error",
-        "error": {
-            "type": "invalid_request_error",
-            "message": "no threads here",
-            "details": {"error_code": "thread_unsupported_request"},
-        },
-    }
-
-    class Refusing(Handler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            if "thread" in json.loads(body):
-                self.send(400, json.dumps(refusal).encode(), Content_Type="application/json")
-                return
-            headers = {"Content-Type": "application/json", "x-api-key": KEY}
-            passed_on = urllib.request.Request(server.url + self.path, body, headers)
-            with urllib.request.urlopen(passed_on, timeout=300) as answer:
-                self.send(200, answer.read(), Content_Type="application/json")
-
-    with web_server(Refusing) as url:
+    with without_threads(server.url) as url:
         yield url
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.waiting import until
-from tests.web_server import Handler, web_server
+from tests.web_server import RedirectingHandler, web_server
 from tools.release import write_wheel
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -219,15 +219,8 @@ def test_a_relative_data_directory_is_ignored(
     assert kept.exists()
 
 
-class Redirecting(Handler):
-    """Redirects to plain http on another machine, whose name cannot be resolved."""
-
-    def do_GET(self) -> None:
-        self.send(302, b"", Location="http://release.invalid/SHA256SUMS")
-
-
 def test_a_release_does_not_come_by_plain_http(tmp_path: Path) -> None:
-    with web_server(Redirecting) as url:
+    with web_server(RedirectingHandler) as url:
         for address in ("http://release.invalid", "ftp://release.invalid", url):
             said = run(tmp_path / "home", address).stderr
             assert said.startswith(

@@ -12,17 +12,15 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
 
-from pyctl.model_files import builtin_model
+from bench.clients.programs import CLIENTS, write_words_model
 from tests.process.conftest import clean_environment
-from tools.generator import TINY_HYBRID, read_vocab, write_model
-
-CLIENTS = Path(__file__).resolve().parents[2] / ".venv" / "clients"
+from tests.process.node_sdk import OLDEST_NODE, node_version
 
 PLACES = "node_modules/.bin", "aider/bin", "gptme/bin", "vibe/bin"
 
@@ -68,13 +66,7 @@ def words_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     attention.
     """
     path = tmp_path_factory.mktemp("models") / "words.gguf"
-    vocab = read_vocab(builtin_model())
-    n_tokens = (len(vocab.tokens) // 64 + 2) * 64
-    write_model(
-        path,
-        replace(TINY_HYBRID, num_layers=2, attention_interval=2, vocab_size=n_tokens),
-        vocab=vocab,
-    )
+    write_words_model(path)
     return path
 
 
@@ -92,12 +84,8 @@ def environment(tmp_path: Path) -> dict[str, str]:
 def needs(program: str, environment: dict[str, str]) -> None:
     if shutil.which(program, path=environment["PATH"].partition(os.environ["PATH"])[0]) is None:
         pytest.skip(f"{program} is not installed; make clients installs it, with npm")
-    if program == "qwen":
-        shown = subprocess.run(
-            ["node", "--version"], capture_output=True, text=True, check=True
-        ).stdout
-        if int(shown.removeprefix("v").partition(".")[0]) < 20:
-            pytest.skip(f"qwen needs Node.js 20, this is {shown.strip()}")
+    if program == "qwen" and node_version() < OLDEST_NODE:
+        pytest.skip(f"qwen needs Node.js {OLDEST_NODE}")
 
 
 def take_turn(environment: dict[str, str], model: Path, program: str, *arguments: str) -> Turn:

@@ -9,24 +9,21 @@ import shlex
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.case import Case
-from tests.client import CHAT
+from tests.client import CHAT, random_message
 from tests.process.conftest import Server, disk_cache
 from tests.waiting import until
 
 NAMES = ("hybrid", "dense", "embed")
 
 
-def user(seed: object, n: int = 300) -> dict[str, str]:
-    return {
-        "role": "user",
-        "content": "".join(random.Random(str(seed)).choices("abcdefghij klmno", k=n)),
-    }
+user = partial(random_message, n=300)
 
 
 BITS: dict[str, Any] = {"max_tokens": 8, "n_probs": 4}
@@ -332,7 +329,7 @@ def test_gpu_out_of_memory_ends_server_with_caches_on_disk(
     ]
     flags += disk_cache(tmp_path, "spill")
     server = start("", *flags, before=FULL)
-    talks = {name: [user(name, 1200)] for name in ("hybrid", "dense")}
+    talks = {name: [user(name, n=1200)] for name in ("hybrid", "dense")}
     for name, talk in talks.items():
         server.chat(talk, model=name)
     with ThreadPoolExecutor(1) as threads:

@@ -14,6 +14,7 @@ from threading import Thread
 import httpx
 import pytest
 
+from tests.client import random_message
 from tests.process.conftest import Server, disk_cache, lengths_on_disk, n_on_disk
 from tests.waiting import until
 
@@ -26,11 +27,7 @@ HEADER = 1 + len("assistant\n")
 SYSTEM = {"role": "system", "content": "You keep the manual of the north gate. " * 25}
 
 
-def user(seed: object, n: int = 200) -> dict[str, str]:
-    return {
-        "role": "user",
-        "content": "".join(random.Random(str(seed)).choices("abcdefghij klmno", k=n)),
-    }
+user = partial(random_message, n=200)
 
 
 def check_directory(directory: Path, budget_mib: int = 64) -> None:
@@ -91,7 +88,7 @@ def test_more_rows_than_ram_has_room_for_survive_a_kill(
         "prefix_cache.DeviceTier = lambda memory, cache, _: tier(memory, cache, LIMITS); "
         "LIMITS = DeviceLimits(2**18, 2**19)"
     )
-    messages = [SYSTEM, user(1, n), {"role": "assistant", "content": "Yes."}, user(2, n)]
+    messages = [SYSTEM, user(1, n=n), {"role": "assistant", "content": "Yes."}, user(2, n=n)]
     server = start("tiny-hybrid", *flags, before=small)
     text = server.chat(messages).text
     until(lambda: max(lengths_on_disk(server), default=0) > 800 + 2 * n)
@@ -104,7 +101,7 @@ def test_more_rows_than_ram_has_room_for_survive_a_kill(
     assert len(list(tmp_path.rglob("*.rows"))) > 8
     # Killed while it is being written, nothing of it can be found, and the next start removes what
     # there is.
-    messages += [{"role": "assistant", "content": text}, user(3, 600)]
+    messages += [{"role": "assistant", "content": text}, user(3, n=600)]
     n_states = len(list(tmp_path.rglob("*.state")))
     text = server.chat(messages).text
     until(
@@ -128,7 +125,7 @@ def test_a_long_prompt_survives_a_kill(
     the reply is a cold prompt's. `bench.kill` measures what is evaluated again.
     """
     flags = [*disk_cache(tmp_path, "auto"), "--exact", "-ub", "64", "--kv-cache-interim", "0.02"]
-    prompt = [user(7, 7000)]
+    prompt = [user(7, n=7000)]
     server = start(model, *flags)
     chat = Thread(target=partial(chat_until_killed, server, prompt))
     chat.start()
@@ -158,7 +155,7 @@ def test_kill_at_random_moments(start: Callable[..., Server], tmp_path: Path) ->
     """
     flags = ["--exact", *disk_cache(tmp_path), "--kv-cache-budget", "64"]
     rng = random.Random(4)
-    conversations = [[SYSTEM, user((i, 0), 300)] for i in range(3)]
+    conversations = [[SYSTEM, user((i, 0), n=300)] for i in range(3)]
     expected: dict[str, str] = {}
     from_disk = 0
     for round_ in range(KILL_ROUNDS):
@@ -176,7 +173,7 @@ def test_kill_at_random_moments(start: Callable[..., Server], tmp_path: Path) ->
             if len(conversation) < 12:
                 conversation += [
                     {"role": "assistant", "content": reply.text},
-                    user((round_, turn), 120),
+                    user((round_, turn), n=120),
                 ]
             turn += 1
         if round_ % 2:  # in the others it may be too early for anything to be there

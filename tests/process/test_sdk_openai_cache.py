@@ -9,6 +9,7 @@ import openai
 import pytest
 
 from tests.process.conftest import Server
+from tests.process.reduced_server import without_fields
 
 TEXT = "Ada waters the garden behind the house on Mondays and Fridays. " * 8
 MESSAGES: list[Any] = [
@@ -176,3 +177,25 @@ def test_breakpoints_and_keys_are_taken(client: openai.OpenAI) -> None:
     part["prompt_cache_breakpoint"] = {"mode": "implicit"}
     with pytest.raises(openai.BadRequestError, match="prompt_cache_breakpoint"):
         client.chat.completions.create(**fields)
+
+
+def test_the_sdk_does_without_the_features(server: Server) -> None:
+    """A server that ignores the fields answers a prewarm with a reply, and adds no member."""
+    fields: dict[str, Any] = {"model": "tiny", "input": TEXT, "max_output_tokens": 4}
+    with (
+        without_fields(server.url, "prompt_cache_options", "prediction") as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client,
+    ):
+        warmed = client.responses.create(**fields, prompt_cache_options={"prewarm": True})
+        options: dict[str, Any] = {"comparison_response_id": warmed.id}
+        compared = client.responses.create(**fields, prompt_cache_options=options)
+        chat = client.chat.completions.create(
+            **CHAT, max_tokens=4, prediction={"type": "content", "content": TEXT}
+        )
+    assert warmed.usage is not None
+    assert warmed.usage.output_tokens > 0
+    assert compared.prompt_cache_diagnostics is None
+    assert compared.usage is not None
+    assert chat.usage is not None
+    details = chat.usage.completion_tokens_details
+    assert details is None or details.accepted_prediction_tokens is None

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,7 +19,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.process.conftest import clean_environment
+from tests.process.conftest import clean_environment, free_port
 from tests.process.model_files.test_hub import REPOS, Hub
 from tests.web_server import web_server
 
@@ -158,13 +157,6 @@ class Machine:
                 stderr=log,
             )
         self.expect("ready in 1 s")
-
-
-def free_port() -> int:
-    """Return a port of this machine that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture

@@ -144,9 +144,8 @@ READERS = {
 
 
 def test_readme_install_and_setup_name_the_same_packages() -> None:
-    (line,) = re.findall(
-        r"^sudo apt (?:update && sudo apt )?install (.*?) +#", text_of(README), re.MULTILINE
-    )
+    command = r"^sudo apt (?:update && sudo apt )?install (.*?) +#"
+    (line,) = re.findall(command, text_of(README), re.MULTILINE)
     assert f"`sudo apt install {line}`" in text_of(ROOT / "docs" / "install.md")
     sources = (ROOT / "CMakeLists.txt", ROOT / "pyctl" / "setup" / "plan.py")
     missing = [

@@ -57,7 +57,8 @@ LAYERS = {
     "requests": "cache chat engine errors files processes prompt settings text",
     # HTTP
     "server": (
-        "cache chat engine errors files mcp page processes prompt receipts requests settings text"
+        "cache chat engine errors files http_client mcp page processes prompt receipts requests "
+        "settings text"
     ),
     "terminal": "chat engine errors files http_client mcp requests settings text",  # `pyctl chat`
 }

@@ -26,8 +26,9 @@ CREDIT = 2.0
 INTEREST = 0.001
 """Steps by which the account grows with each step: the share of time that texts may lose."""
 
-MAX_BALANCE = 24.0
-"""Steps that texts may lose at most after gains, as when a copied text ends."""
+MAX_BALANCE = 48.0
+"""Steps that texts may lose at most after gains, as when a copied text ends. Four replies that copy
+at once need as many: a draft of 128 tokens takes 9 to 12 in a second evaluation."""
 
 
 class _Speed:

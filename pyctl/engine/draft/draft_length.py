@@ -19,7 +19,6 @@ from typing import NamedTuple
 from pyctl.engine.draft.accepted_share import AcceptedShare, Origin
 from pyctl.engine.draft.company_account import CompanyAccount
 from pyctl.engine.draft.expected_gain import (
-    GRAPH_STEPS,
     DraftedStep,
     DraftOffer,
     Gain,
@@ -43,8 +42,11 @@ MIN_PAUSE = 6
 LONGEST_DOUBLED_PAUSE = 16 * MIN_PAUSE
 """Tokens up to which pauses double while drafts do not pay."""
 
-MAX_PAUSE = 512
+MAX_PAUSE = 1024
 """Tokens of the longest pause, which CUDA graphs lengthen beyond `LONGEST_DOUBLED_PAUSE`."""
+
+GRAPH_PAUSE = 16
+"""Factor by which each CUDA graph, in plain steps, lengthens a pause: its probe needs one."""
 
 PROBE = 2
 """Drafted tokens that end a pause."""
@@ -94,9 +96,10 @@ class _DraftState:
     def add(self, n_drafted: int, n_accepted: int) -> None:
         """Count a draft. A probe continues while half of its tokens are right."""
         self.share.add(n_drafted, n_accepted)
-        is_right = 0 < n_drafted <= 2 * n_accepted
-        self.is_probing = self.is_probing and is_right
         self.length = 0
+        is_right = 0 < n_drafted <= 2 * n_accepted
+        if not is_right:
+            self.is_probing = False
 
     def pause(self, n_tokens: int) -> None:
         """Pause for ``n_tokens``; the drafts of the probe after that decide."""
@@ -158,20 +161,26 @@ class DraftLengthController:
         state = self.requests[key][origin]
         if limit <= 0 or costs.needs_plain() or state.pause_left:
             return 0
+        costs_age = costs.n_steps // DECISION_STEPS
         inputs = _Inputs(
             limit=limit,
             n_before=n_before,
             n_seqs=n_seqs,
-            costs_age=costs.n_steps // DECISION_STEPS,
+            costs_age=costs_age,
             last_width=self._last_width,
         )
-        if state.inputs != inputs or not state.length:
+        is_chosen = state.length > 0 and state.inputs == inputs
+        if not is_chosen:
             state.inputs = inputs
             state.length = self._choose(key, origin, costs, limit, n_before)
-        if origin.is_text and n_seqs > 1 and state.length:
-            if state.cost > self._account.limit:
-                return 0
-            self._account.take(state.cost)
+        if not state.length:
+            return 0
+        delays_others = origin.is_text and n_seqs > 1
+        if not delays_others:
+            return state.length
+        if state.cost > self._account.limit:
+            return 0
+        self._account.take(state.cost)
         return state.length
 
     def gain(self, key: int, origin: Origin, n: int, n_seqs: int = 1) -> float:
@@ -196,7 +205,8 @@ class DraftLengthController:
         speed = self.gain(key, model, n, n_seqs)
         needs_second = self._rollback.needs_second_batch(n_seqs, n_text)
         if not costs.plain_ms or not needs_second:
-            return speed > self.gain(key, text, n_text, n_seqs)
+            speed_by_text = self.gain(key, text, n_text, n_seqs)
+            return speed > speed_by_text
         by_text = self._offer(key, text, n_text, n_seqs)
         by_model = self._offer(key, model, n, n_seqs)
         # The text's request goes without the model for this step, and if a token of the text is
@@ -207,7 +217,8 @@ class DraftLengthController:
         n_by_text = expected_tokens(by_text.p_right, n_text) - 1
         gained = n_by_text - n_steps * n_by_model
         # Tokens that all requests would make in the time that the text's drafts take.
-        lost = n_seqs * speed * self._gain(by_text, costs).cost
+        cost = self._gain(by_text, costs).cost
+        lost = n_seqs * speed * cost
         return lost > gained
 
     def _choose(self, key: int, origin: Origin, costs: StepCosts, limit: int, n_before: int) -> int:
@@ -246,7 +257,8 @@ class DraftLengthController:
         lengths = [length for length in LENGTHS if length < limit]
         lengths.append(limit)
         for n in lengths:
-            gain = self._gain(offer._replace(n=n), costs)
+            longer = offer._replace(n=n)
+            gain = self._gain(longer, costs)
             if best.n and gain.cost > budget:
                 break
             best = max(best, gain)
@@ -255,9 +267,11 @@ class DraftLengthController:
     def _pause(self, state: _DraftState, origin: Origin, costs: StepCosts) -> None:
         """Pause a draft model, longer each time, and longer if its probe needs a CUDA graph."""
         n_tokens = self._next_pause[origin]
-        n_with_graph = n_tokens * (1 + GRAPH_STEPS * costs.graph)
-        state.pause(round(min(n_with_graph, MAX_PAUSE)))
-        self._next_pause[origin] = min(2 * n_tokens, LONGEST_DOUBLED_PAUSE)
+        n_with_graph = n_tokens * (1 + GRAPH_PAUSE * costs.graph)
+        n_paused = min(n_with_graph, MAX_PAUSE)
+        state.pause(round(n_paused))
+        n_doubled = 2 * n_tokens
+        self._next_pause[origin] = min(n_doubled, LONGEST_DOUBLED_PAUSE)
 
     def _offer(
         self, key: int, origin: Origin, n: int, n_seqs: int, n_before: int = 0
@@ -273,20 +287,23 @@ class DraftLengthController:
 
     def _share(self, key: int, origin: Origin, n_seqs: int) -> float:
         """Return the estimated share of right tokens of ``origin`` for ``key``."""
+        is_model = not origin.is_text
         doubt = 0.0
-        if not origin.is_text:
+        if is_model:
             doubt = DOUBT
-        in_all = self._shares[origin].estimate(origin.prior, doubt)
-        if not origin.is_text and n_seqs > 1:
+        share = self._shares[origin]
+        in_all = share.estimate(origin.prior, doubt)
+        if is_model and n_seqs > 1:
             return in_all  # the model drafts for all requests
-        in_request = self.requests[key][origin].share
-        return in_request.estimate(in_all, doubt)
+        state = self.requests[key][origin]
+        return state.share.estimate(in_all, doubt)
 
     def _gain(self, offer: DraftOffer, costs: StepCosts) -> Gain:
+        proposal_ms = self.proposal_ms[costs.n_seqs]
         step = DraftedStep(
             offer=offer,
             costs=costs,
-            proposal_ms=self.proposal_ms[costs.n_seqs],
+            proposal_ms=proposal_ms,
             rollback=self._rollback,
         )
         return step.gain(self._last_width)
@@ -335,7 +352,8 @@ class DraftLengthController:
             self._n_same_width += 1
         else:
             self._n_same_width = 0
-        index = min(self._n_same_width, len(GRAPH_SHARES) - 1)
+        last_index = len(GRAPH_SHARES) - 1
+        index = min(self._n_same_width, last_index)
         graph_share = GRAPH_SHARES[index]
         lost = self._expected_loss(costs, n_tokens, graph_share)
         if ms is not None:
@@ -344,19 +362,22 @@ class DraftLengthController:
             if proposing is not None:
                 lost += self._measure_proposal(costs, *proposing)
                 step_ms += proposing[1]
-            n_new = n_seqs + sum(accepted.values())
+            n_accepted_in_all = sum(accepted.values())
+            n_new = n_seqs + n_accepted_in_all
             self._account.record(n_seqs, n_new, step_ms, has_text=self._has_text)
         self._account.end_step()
         self._last_width = width
         for key, n_accepted in accepted.items():
             self._shorten_pauses(key, 1 + n_accepted)
             lost -= n_accepted / n_seqs
-        budget = min(costs.budget + LOSS - lost, 2 * BUDGET)
+        budget = costs.budget + LOSS - lost
+        budget = min(budget, 2 * BUDGET)
         costs.budget = max(budget, 0.0)
 
     def _expected_loss(self, costs: StepCosts, n_tokens: int, graph_share: float) -> float:
         """Return the plain steps that the step took beyond one, by the costs known before it."""
-        lost = costs.shared(n_tokens - self._n_in_second_batch) - 1
+        n_shared = n_tokens - self._n_in_second_batch
+        lost = costs.shared(n_shared) - 1
         if self._last_width.n_seqs == costs.n_seqs:  # else the graph is not the drafts' fault
             lost += graph_share * costs.graph
         if self._n_in_second_batch:
@@ -369,9 +390,11 @@ class DraftLengthController:
         A second evaluation is measured all the same: its costs have no other samples.
         """
         captures_graph = graph_share == 1 and costs.graph_ms > 0
-        if not captures_graph or self._n_in_second_batch:
-            without_graph = ms - graph_share * costs.graph_ms
-            costs.add(n_tokens, without_graph, self._n_in_second_batch)
+        if captures_graph and not self._n_in_second_batch:
+            return
+        graph_ms = graph_share * costs.graph_ms
+        without_graph = ms - graph_ms
+        costs.add(n_tokens, without_graph, self._n_in_second_batch)
 
     def _measure_proposal(self, costs: StepCosts, n: int, ms: float) -> float:
         """Add the time in which a model drafted ``n`` tokens for each; return it in plain steps."""
@@ -382,8 +405,11 @@ class DraftLengthController:
 
     def _shorten_pauses(self, key: int, n_tokens: int) -> None:
         """Count ``n_tokens`` of a reply that may have ended, which has no state then."""
-        for state in self.requests.get(key, {}).values():
-            state.pause_left = max(state.pause_left - n_tokens, 0)
+        if key not in self.requests:
+            return
+        for state in self.requests[key].values():
+            n_left = state.pause_left - n_tokens
+            state.pause_left = max(n_left, 0)
 
     def end(self, key: int) -> None:
         """Drop the state of an ended request."""

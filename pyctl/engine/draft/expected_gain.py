@@ -27,6 +27,11 @@ GRAPH_STEPS = 16
 """Steps that share a CUDA graph while a draft model drafts: its lengths change that often."""
 
 
+START_STEPS = 48
+"""Steps that share the CUDA graph with which a draft model starts after plain steps: where drafts
+gain, it goes on for long. A probe that is charged more may never see the length that gains."""
+
+
 def expected_tokens(p: float, n: int) -> float:
     """Return the tokens expected of a step with ``n`` drafts, each right with ``p``: 1 + p + ... +
     p^n.
@@ -123,7 +128,8 @@ class DraftedStep:
         cost += self._repetition_cost()
         cost_with = cost_without + cost
         if last_width != (self._costs.n_seqs, self._width):
-            cost_with += self._graph_cost()
+            follows_plain = last_width.n_tokens <= self._costs.n_seqs
+            cost_with += self._graph_cost(follows_plain=follows_plain)
         gained = self._n_drafting * self._tokens_gained
         tokens_without = self._costs.n_seqs * self._tokens_without
         speed = (1 + gained / tokens_without) * cost_without / cost_with
@@ -147,12 +153,15 @@ class DraftedStep:
         n_tokens = self._costs.n_seqs + self._n_drafting * n_accepted
         return self._p_wrong * (self._costs.shared(n_tokens) - 1)
 
-    def _graph_cost(self) -> float:
+    def _graph_cost(self, *, follows_plain: bool) -> float:
         """Return the cost of CUDA graphs, which the second step of a width captures.
 
         A copy that is all right goes on, and captures one of its width; one that is wrong captures
-        another on the way back. Steps of a draft model share it.
+        another on the way back. Steps of a draft model share it; more of them do after plain steps.
         """
         if not self._offer.is_copy:
-            return self._costs.graph * (1 / GRAPH_STEPS)
+            n_steps = GRAPH_STEPS
+            if follows_plain:
+                n_steps = START_STEPS
+            return self._costs.graph / n_steps
         return self._costs.graph * ((1.5 + self._p_all_right) * self._p_wrong)

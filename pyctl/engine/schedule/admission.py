@@ -93,7 +93,9 @@ class ActiveRequest:
     def n_needed(self) -> int:
         """Cells for the whole prompt, or for the sequence if that is longer."""
         n_prompt = len(self.handle.request.prompt)
-        return n_prompt if self.seq is None or self.stats is None else max(self.seq.n, n_prompt)
+        if self.seq is None or self.stats is None:
+            return n_prompt
+        return max(self.seq.n, n_prompt)
 
     @property
     def pending(self) -> tuple[int, ...] | None:
@@ -149,12 +151,16 @@ class Occupancy:
 
     def used(self, seq: LiveSequence) -> int:
         """Return the id of the last request of ``seq``, -1 for none."""
-        return self.last[seq.id].id if seq.id in self.last else -1
+        last = self.last.get(seq.id)
+        return last.id if last is not None else -1
 
     def free_for(self, active: ActiveRequest) -> list[LiveSequence]:
         """Return the free sequences for ``active``: all, or only the requested one."""
-        asked = active.handle.request.seq
-        return [seq for seq in self.sequences if asked in (-1, seq.id) and self.owner(seq) is None]
+        free = [seq for seq in self.sequences if self.owner(seq) is None]
+        requested = active.handle.request.seq
+        if requested < 0:
+            return free
+        return [seq for seq in free if seq.id == requested]
 
     def to_park(self) -> list[LiveSequence]:
         """Return nonempty sequences of ended requests: free ones, and those whose owner has not
@@ -212,14 +218,9 @@ class Admission:
         )
 
     def put_back(self, active: ActiveRequest) -> None:
-        """Insert a request by arrival, among the suspended ones if it has ``suspended_snapshot`` a
-        snapshot.
-        """
-        insort(
-            self.queue if active.suspended_snapshot is None else self.suspended,
-            active,
-            key=attrgetter("arrived"),
-        )
+        """Insert a request by arrival, among the suspended ones if it has a snapshot."""
+        is_suspended = active.suspended_snapshot is not None
+        insort(self.suspended if is_suspended else self.queue, active, key=attrgetter("arrived"))
 
     def clear(self) -> None:
         """Remove all waiting requests."""
@@ -237,14 +238,15 @@ class Admission:
         """Remove and return the request that starts or resumes now, None for none."""
         running = occupancy.running
         n_seqs = len(occupancy.sequences)
+        if len(running) >= n_seqs:
+            return None
         claimed = sum(map(self._claim, running))
         blocked: list[ActiveRequest] = []
-        for active in self.expected_order() if len(running) < n_seqs else ():
+        for active in self.expected_order():
             if not occupancy.free_for(active) or not _is_ready(active):
                 continue
             if not running or claimed + self._claim(active) <= self._n_cells:
-                for other in {*blocked, *self.suspended}:
-                    other.turn.n_overtakes += other.arrived < active.arrived
+                _count_overtakes(active, {*blocked, *self.suspended})
                 self._take(active)
                 return active
             blocked.append(active)
@@ -263,17 +265,12 @@ class Admission:
         together, since RAM holds their rows.
         """
         running = occupancy.running
-        prompt = next(filter(_is_ready, self.queue), None)
-        if prompt is None or prompt.handle.cancelled or len(running) < 2:
+        prompt = self._prompt_without_room(running)
+        if prompt is None:
             return []
-        if any(each.turn.n_overtakes >= MAX_PASSED for each in self.suspended):
-            return []  # it resumes before the prompt starts
-        if any(active.pending is None for active in running):
-            return []
-        n_seqs = len(occupancy.sequences)
         has_sequence = bool(occupancy.free_for(prompt))
         if not has_sequence and prompt.handle.request.seq >= 0:
-            return []
+            return []  # it waits for the sequence that its client named
         n_excess = sum(map(self._claim, running)) + self._claim(prompt) - self._n_cells
         n_in_ram = sum(each.n_needed for each in self.suspended)
         chosen: list[ActiveRequest] = []
@@ -285,8 +282,23 @@ class Admission:
                 chosen.append(active)
                 n_excess -= self._claim(active)
                 n_in_ram += active.n_needed
-        has_ram = len(self.suspended) + len(chosen) <= n_seqs and n_in_ram <= self._n_cells
-        return chosen if n_excess <= 0 and has_ram else []
+        has_room = n_excess <= 0
+        n_suspended = len(self.suspended) + len(chosen)
+        has_ram = n_suspended <= len(occupancy.sequences) and n_in_ram <= self._n_cells
+        return chosen if has_room and has_ram else []
+
+    def _prompt_without_room(self, running: Sequence[ActiveRequest]) -> ActiveRequest | None:
+        """Return the first prompt that waits, if ``running`` replies may give way to it; None if
+        another request goes first.
+        """
+        prompt = next(filter(_is_ready, self.queue), None)
+        if prompt is None or prompt.handle.cancelled or len(running) < 2:
+            return None
+        if any(each.turn.n_overtakes >= MAX_PASSED for each in self.suspended):
+            return None  # a suspended one resumes before the prompt starts
+        if any(active.pending is None for active in running):
+            return None  # another prompt is evaluated
+        return prompt
 
     def must_yield(self, running: Sequence[ActiveRequest]) -> ActiveRequest | None:
         """Return a running request whose turn is over; None where requests run at the same time."""
@@ -295,12 +307,10 @@ class Admission:
     def _claim(self, active: ActiveRequest) -> int:
         """Return the cells of a request and its reserve."""
         request = active.handle.request
-        maximum = (
-            self._n_ctx
-            if request.max_tokens < 0
-            else min(len(request.prompt) + request.max_tokens, self._n_ctx)
-        )
-        return min(active.n_needed + self._reserve, maximum)
+        claim = min(active.n_needed + self._reserve, self._n_ctx)
+        if request.max_tokens < 0:
+            return claim
+        return min(claim, len(request.prompt) + request.max_tokens)
 
     def _take(self, active: ActiveRequest) -> None:
         active.turn.n_start = active.n_needed
@@ -308,6 +318,13 @@ class Admission:
             self.queue.remove(active)
         else:
             self.suspended.remove(active)
+
+
+def _count_overtakes(active: ActiveRequest, waiting: Iterable[ActiveRequest]) -> None:
+    """Count that ``active`` passes those of the ``waiting`` requests that arrived before it."""
+    for other in waiting:
+        if other.arrived < active.arrived:
+            other.turn.n_overtakes += 1
 
 
 def _is_ready(active: ActiveRequest) -> bool:

@@ -89,8 +89,13 @@ class SeparateModel(DraftModel):
         return _SequenceState(n, n)
 
     def _unusable(self) -> str:
-        if not self._memory.can_hold or self._memory.window[0]:
+        if not self._memory.can_hold:
             return "the memory of the draft model has no rollback"
+        if self._memory.window[0]:
+            # Each draft is an evaluation of its own, and a later one may take the cell of a row
+            # that the first wrong draft still sees. A snapshot has no rows of its window either:
+            # after a restore the model would draft without the text before.
+            return "the memory of the draft model has no rollback: it has a sliding window"
         return ""
 
     # -- following

@@ -45,26 +45,28 @@ def choose_drafts(meter: MemoryMeter) -> DraftChoice:
     `DRAFT_CTX` tokens. Each drafted token takes a state of each sequence; a draft of one is tried
     if longer ones take too much.
     """
-    automatic = meter.resolved.drafts
-    none = replace(automatic, draft_types=())
-    if not meter.resolved.gpus:
+    resolved = meter.resolved
+    none = replace(resolved.drafts, draft_types=())
+    if not resolved.gpus:
         return DraftChoice(none, "automatic drafts need a GPU")
-    n_ctx = meter.resolved.model.n_ctx
+    n_ctx = resolved.model.n_ctx
     lacking = ""
-    for drafts in _possible_drafts(meter.resolved):
+    for drafts in _possible_drafts(resolved):
         try:
             plan, n_ctx_train, _ = meter.measure(drafts, CpuShare())
         except ModelError as error:
             lacking = str(error)  # such as no memory for the states, which even a dry run allocates
             continue
-        if plan.host.usage.kv or plan.host.usage.states:
+        in_ram = plan.host.usage
+        if in_ram.kv or in_ram.states:
             return DraftChoice(none, "automatic drafts need all of K and V on GPUs")
         minimum = n_ctx or min(DRAFT_CTX, n_ctx_train)
         # `cache` alone takes outputs and no states, so that it may come with a reduced context.
         is_small = drafts.draft_types == ("cache",) and not plan.n_state_history
-        has_context = plan.n_ctx >= minimum or (is_small and not n_ctx)
+        may_reduce = is_small and not n_ctx
+        has_context = may_reduce or plan.n_ctx >= minimum
         if has_context and plan.fits:
-            note = _note_of(drafts, plan, meter.resolved.tensors)
+            note = _note_of(drafts, plan, resolved.tensors)
             return DraftChoice(drafts, "automatic, as memory allows", note, plan)
         lacking = (
             f"{minimum:,} tokens of context do not fit with them; -np 1 or -ctk q8_0 -ctv "
@@ -86,9 +88,12 @@ def _possible_drafts(resolved: Resolved) -> Iterator[DraftSettings]:
     if not automatic.n_draft:
         return
     if count_heads(resolved.tensors) == 1:
+        ways = [("draft-mtp", *texts)]
+        if texts:
+            ways.append(("draft-mtp",))
         for n_draft in sorted({automatic.n_draft, 1}, reverse=True):
-            for also in dict.fromkeys((texts, ())):
-                yield replace(automatic, draft_types=("draft-mtp", *also), n_draft=n_draft)
+            for draft_types in ways:
+                yield replace(automatic, draft_types=draft_types, n_draft=n_draft)
     if texts:
         yield replace(automatic, draft_types=texts)
 
@@ -108,5 +113,11 @@ def _head_bytes(plan: MemoryPlan, tensors: Mapping[str, int]) -> int:
     and buffers, and the states of earlier tokens.
     """
     blocks = {tensor_layer(name) for name in tensors if ".nextn." in name}
-    weights = sum(size for name, size in tensors.items() if tensor_layer(name) in blocks)
-    return weights + sum(each.usage.drafts + each.usage.state_history for each in plan.places)
+    n_bytes = 0
+    for name, size in tensors.items():
+        if tensor_layer(name) in blocks:
+            n_bytes += size
+    for place in plan.places:
+        usage = place.usage
+        n_bytes += usage.drafts + usage.state_history
+    return n_bytes

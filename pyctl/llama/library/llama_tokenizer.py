@@ -6,7 +6,7 @@ import ctypes
 import weakref
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import repeat
+from itertools import compress, repeat
 from typing import Any
 
 import numpy as np
@@ -117,7 +117,8 @@ class LlamaTokenizer:
 
     @cached_property
     def _ends(self) -> frozenset[int]:
-        return frozenset(filter(self.is_end, range(self.n_vocab)))
+        is_end = map(api.llama_vocab_is_eog, repeat(self._vocab), range(self.n_vocab))
+        return frozenset(compress(range(self.n_vocab), is_end))
 
     def fim_tokens(self) -> dict[str, int]:
         """Return the model's fill-in-the-middle tokens: pre, suf, mid (prefix, suffix, middle),

@@ -22,6 +22,10 @@ from pyctl.llama.library.native import KVState, checked
 
 __all__ = ["Rollbacks"]
 
+PLAIN_STEPS = 8
+"""Steps without drafts before planes are no longer written: a GPU captures another graph then,
+which single steps between drafts are not worth."""
+
 NO_MARKS: Mapping[int, int] = MappingProxyType({})
 
 
@@ -57,6 +61,8 @@ class Rollbacks:
         self._n_state_history = n_state_history
         self._n_ubatch = n_ubatch
         self._floors: dict[int, Floors] = {}  # by sequence
+        self._n_plain_steps = 0  # the latest steps, none of which had drafts
+        self._keeps_history = True
 
     @property
     def n_rollback(self) -> int:
@@ -71,7 +77,8 @@ class Rollbacks:
         return self.n_rollback
 
     def mark(self, items: Sequence[SequenceTokens]) -> dict[int, int]:
-        """Mark the starts of ``items`` whose drafts require it, before their evaluation.
+        """Mark the starts of ``items`` whose drafts require it, before their evaluation, and have
+        it write planes if it needs them.
 
         Returns by sequence the minimum count to which a rollback may use the mark, -1 for none.
         """
@@ -80,14 +87,34 @@ class Rollbacks:
             if self._kv is not None and self.n_rollback < item.n_drafts <= self.max_drafts:
                 checked(self._kv.mark, item.seq, item.position)
                 marks[item.seq] = item.position + item.n_committed
+        is_plain = all(len(item.tokens) == 1 for item in items)
+        if is_plain:
+            self._n_plain_steps += 1
+        else:
+            self._n_plain_steps = 0
+        self._keep_history(self._n_plain_steps <= PLAIN_STEPS)
         return marks
+
+    def _keep_history(self, keeps: bool) -> None:
+        """Have the next evaluations write planes, or not.
+
+        Each plane takes a kernel in every recurrent layer (`bench.gpu.step_costs` has the time).
+        llama.cpp uses a graph again for as many tokens of as many sequences, whether it writes
+        planes or not. So only evaluations of one token a sequence, which are never rolled back, go
+        without.
+        """
+        if self._n_state_history and keeps != self._keeps_history:
+            assert self._kv is not None
+            self._kv.keep_history(keeps)
+            self._keeps_history = keeps
 
     def record(
         self, items: Sequence[SequenceTokens] = (), marks: Mapping[int, int] = NO_MARKS
     ) -> None:
         """Record an evaluation of ``items`` with drafts and ``marks``: `roll_back` applies to
-        these only.
+        these only. Evaluations that follow write planes again.
         """
+        self._keep_history(True)
         cuts = self._cut_floors(items) if items else {}
         self._floors = {seq: Floors(cuts.get(seq, -1), marked) for seq, marked in marks.items()}
 

@@ -163,8 +163,8 @@ class WindowedStates:
         n_bytes = head + n_rows * row_bytes,  n_rows <= window
 
     Drafts are cut off: an evaluation overwrites only rows that its first token does not see, so
-    the window of each later token is still there. After a recurrent cell, whose state no cut
-    brings back, drafts are off.
+    the window of each later token is still there. With recurrent cells, whose state no cut brings
+    back, a rollback returns to the mark before the drafts (`KVState.mark`).
     """
 
     kind: Kind = "hybrid"

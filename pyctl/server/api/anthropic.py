@@ -38,15 +38,10 @@ from pyctl.requests.request_pool import Fetched
 from pyctl.server.api.anthropic_context import EditedContext, edit_context
 from pyctl.server.api.anthropic_diagnostics import Diagnostics, diagnostics_of
 from pyctl.server.api.anthropic_request import chat_fields
-from pyctl.server.api.anthropic_thread import (
-    ThreadTurn,
-    owner_of,
-    read_turn,
-    with_thread_seconds,
-)
+from pyctl.server.api.anthropic_thread import ThreadTurn, read_turn, with_thread_seconds
 from pyctl.server.api.token_counts import count_chat_tokens
 from pyctl.server.app_state import HttpService
-from pyctl.server.http import JsonResponse, anthropic_error, named_frames
+from pyctl.server.http import JsonResponse, anthropic_error, named_frames, owner_of
 from pyctl.server.reply import EventReply, identity
 from pyctl.server.sending import respond
 
@@ -269,14 +264,12 @@ async def messages(service: HttpService, request: Request) -> ASGIApp:
         chat = chat_fields(values if context is None else context.values)
         if turn is not None:
             chat["cache_retention"] = with_thread_seconds(chat.get("cache_retention"))
-        chat_body = ChatBody.from_json(chat)
-        (prepared,) = prepare(service, chat_body, fetched)
+        (prepared,) = prepare(service, ChatBody.from_json(chat), fetched)
         diagnostics = diagnostics_of(
             values,
             service.shared.request_records,
             owner,
             service.model,
-            chat_body.conversation,
             prepared.request.prompt,
         )
         return MessageReply(service, prepared, RequestedParts(turn, diagnostics, context))

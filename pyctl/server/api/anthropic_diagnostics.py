@@ -8,7 +8,6 @@ from typing import Any
 
 from pyctl.errors import RequestError
 from pyctl.prompt import Prompt
-from pyctl.requests.body import ConversationBody
 from pyctl.requests.body_reader import Body
 from pyctl.requests.cache_diagnosis import (
     CacheMiss,
@@ -72,11 +71,10 @@ def diagnostics_of(
     records: RequestRecords,
     owner: bytes,
     model: str,
-    body: ConversationBody,
     prompt: Prompt,
 ) -> Diagnostics | None:
-    """Return the diagnosis that the body ``values`` of ``owner`` requests, None for none; ``body``
-    is its conversation, which was rendered to ``prompt`` for ``model``. Raises RequestError.
+    """Return the diagnosis that the body ``values`` of ``owner`` requests, None for none. Its
+    conversation was rendered to ``prompt`` for ``model``. Raises RequestError.
     """
     requested = values.get("diagnostics")
     if requested is None:
@@ -84,7 +82,7 @@ def diagnostics_of(
     if not isinstance(requested, dict):
         raise RequestError("'diagnostics' must be an object")
     previous = _DiagnosticsBody.from_json(requested).previous_message_id
-    record = RequestRecord.from_body(owner, model, body, prompt)
+    record = RequestRecord.from_prompt(owner, model, prompt)
     return Diagnostics(records, record, previous)
 
 

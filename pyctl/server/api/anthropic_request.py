@@ -17,6 +17,8 @@ conversion is llama-server's, so that both render the same prompt, but for these
 * A tool that only Anthropic's models or servers have (``web_search_20250305``, ``bash_20250124``)
   is refused, unless it brings its ``input_schema``; llama-server makes it a function without
   parameters.
+* A tool with ``defer_loading`` is left out of the head until a result refers to it
+  (`anthropic_tools`); llama-server shows all.
 * Every block is read that holds text, and refused otherwise; llama-server drops most of them in
   silence.
 * A tool that ran at Anthropic's servers is a call and its result, as if the client had run it.
@@ -27,11 +29,11 @@ conversion is llama-server's, so that both render the same prompt, but for these
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pyctl.errors import RequestError
 from pyctl.requests.body import ONE_REPLY
-from pyctl.requests.body_reader import Body, Names, items, others, reject_unsupported
+from pyctl.requests.body_reader import Body, Names, Unsupported, items, others
 from pyctl.server.api.anthropic_blocks import (
     MessageBlock,
     Part,
@@ -67,6 +69,13 @@ class _Thinking(Body, frozen=True):
 class _MessagesBody(Body, frozen=True):
     """The body of POST /v1/messages."""
 
+    unsupported: ClassVar[Unsupported] = {
+        **ONE_REPLY,
+        "compaction": ("request the summary in a message",),
+        "container": ("this server runs no code",),
+        "mcp_servers": ("connect to them in the client",),
+    }
+
     system: Any = None
     messages: Any = None
     tools: list[Any] | None = None
@@ -100,17 +109,8 @@ same conversation. ``context_management``, ``diagnostics`` and ``thread`` are re
 """
 
 
-_NOT_DONE = {
-    **ONE_REPLY,
-    "compaction": ("request the summary in a message",),
-    "container": ("this server runs no code",),
-    "mcp_servers": ("connect to them in the client",),
-}
-
-
 def chat_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of the chat completion that ``values`` describe. Raises RequestError."""
-    reject_unsupported(values, _NOT_DONE)
     body = _MessagesBody.from_json(values)
     chat = others(values, _MessagesBody, _IGNORED)
     offered = OfferedTools(body.tools or ())
@@ -229,7 +229,8 @@ def _split_messages(
             calls.append({"id": block.id, "type": "function", "function": function})
         elif kind in ("tool_result", "mcp_tool_result"):
             flush()
-            messages.append(_result(block, parse_result(block.content, f"{where}.content")))
+            content = offered.load(block.content)
+            messages.append(_result(block, parse_result(content, f"{where}.content")))
         elif kind.endswith("_tool_result"):
             flush()
             messages.append(_result(block, parse_server_result(block.content, f"{where}.content")))

@@ -7,21 +7,19 @@ client that sends everything. A thread whose request fails or is cancelled stays
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
-from starlette.datastructures import Headers
 
 from pyctl.errors import RequestError, ThreadError, ThreadMismatchError
 from pyctl.requests.body_reader import Body, items
 from pyctl.requests.json_text import parse_json
-from pyctl.server.http import encode, requested_key
+from pyctl.server.http import encode
 from pyctl.server.threads import KeptThread, Threads
 
-__all__ = ["THREAD_SECONDS", "ThreadTurn", "owner_of", "read_turn", "with_thread_seconds"]
+__all__ = ["THREAD_SECONDS", "ThreadTurn", "read_turn", "with_thread_seconds"]
 
 THREAD_SECONDS = 3600
 """The seconds for which the cache expects the next turn of a thread."""
@@ -57,11 +55,6 @@ class ThreadTurn:
         reply = encode({"role": "assistant", "content": blocks})
         thread = replace(self.thread, messages=(*self.thread.messages, reply))
         threads.keep(message_id, thread, self.continued)
-
-
-def owner_of(headers: Headers) -> bytes:
-    """Return a digest of the key of a client, by which only it continues its threads."""
-    return hashlib.sha256(requested_key(headers).encode()).digest()
 
 
 def read_turn(values: dict[str, Any], threads: Threads, owner: bytes) -> ThreadTurn | None:

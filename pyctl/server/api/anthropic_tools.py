@@ -3,6 +3,10 @@
 A change leaves the head of the prompt as it is: the template shows the tools of the request, and a
 text in the place of the change adds or withdraws one. The reply may call the tools that are offered
 at its end. A request without tools has not shown the form of calls, so added tools go to its head.
+
+A tool with ``defer_loading`` is not in the head either: its definition stands in the first result
+that refers to it. Clients add it to ``tools`` when their search has found it, so that a head with
+all tools would change in the middle of a conversation.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ class _Tool(Body, frozen=True):
     name: str = ""
     description: str = ""
     input_schema: Any = None
+    defer_loading: bool = False
 
 
 class _ChangedTool(Body, frozen=True):
@@ -53,19 +58,34 @@ def read_tool(value: Any, where: str) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
+def _is_deferred(tool: dict[str, Any]) -> bool:
+    return _Tool.from_json(tool).defer_loading
+
+
 class OfferedTools:
     """The tools that a conversation offers, from its head to its end.
 
     Attributes:
-        is_changed: Whether a message has added or removed a tool.
+        is_changed: Whether a message has added or removed a tool, or referred to a deferred one.
     """
 
     def __init__(self, declared: Iterable[Any] = ()) -> None:
-        """Offer the ``declared`` tools of a request. Raises RequestError."""
-        self._declared = [read_tool(tool, f"tools[{index}]") for index, tool in enumerate(declared)]
+        """Offer the ``declared`` tools of a request, but for deferred ones. Raises RequestError."""
+        self._declared: list[dict[str, Any]] = []
+        self._deferred: dict[str, dict[str, Any]] = {}
+        for index, tool in enumerate(declared):
+            function = read_tool(tool, f"tools[{index}]")
+            if _is_deferred(tool):
+                self._deferred[_name(function)] = function
+            else:
+                self._declared.append(function)
+        if not self._declared:
+            # The template shows the form of calls with its tools.
+            self._declared = list(self._deferred.values())
+            self._deferred = {}
         self.is_changed = False
-        self._known = {_name(tool): tool for tool in self._declared}
-        self._offered = dict(self._known)
+        self._offered = {_name(tool): tool for tool in self._declared}
+        self._known = {**self._deferred, **self._offered}
 
     @property
     def head(self) -> list[dict[str, Any]]:
@@ -97,8 +117,43 @@ class OfferedTools:
         if kind == "tool_removal":
             self._offered.pop(name, None)
             return f"The tool {name} is no longer available."
-        self._offered[name] = self._known[name]
+        tool = self._known[name]
+        self._offered[name] = tool
+        if self._deferred.pop(name, None) is not None:
+            return _introduction(name, tool)
         return f"The tool {name} is available from now on."
+
+    def load(self, content: Any) -> Any:
+        """Return the ``content`` of a tool's result with the definitions of the deferred tools that
+        it refers to, and offer them.
+
+        Each tool is defined once: many references do not make a small request a large prompt.
+        """
+        if not isinstance(content, list):
+            return content
+        blocks: list[Any] = []
+        functions: list[str] = []
+        for block in content:
+            tool = self._pop_deferred(block)
+            if tool is None:
+                blocks.append(block)
+                continue
+            self._offered[_name(tool)] = tool
+            functions.append(f"<function>{encode(tool['function']).decode()}</function>")
+        if functions:
+            self.is_changed = True
+            text = "\n".join(["<functions>", *functions, "</functions>"])
+            blocks.append({"type": "text", "text": text})
+        return blocks
+
+    def _pop_deferred(self, block: Any) -> dict[str, Any] | None:
+        """Return the deferred tool that ``block`` refers to, which is deferred no longer; None for
+        other blocks.
+        """
+        if not isinstance(block, dict) or block.get("type") != "tool_reference":
+            return None
+        name = block.get("tool_name")
+        return self._deferred.pop(name, None) if isinstance(name, str) else None
 
     def _define(self, definition: Any, where: str) -> str:
         tool = read_tool(definition, where)
@@ -109,8 +164,12 @@ class OfferedTools:
         self._offered[name] = tool
         if not self._declared:
             return f"The tool {name} is available from now on."
-        text = encode(tool["function"]).decode()
-        return f"The tool {name} is available from now on, called like the others:\n{text}"
+        return _introduction(name, tool)
+
+
+def _introduction(name: str, tool: dict[str, Any]) -> str:
+    text = encode(tool["function"]).decode()
+    return f"The tool {name} is available from now on, called like the others:\n{text}"
 
 
 def _name(tool: dict[str, Any]) -> str:

@@ -13,9 +13,9 @@ from starlette.responses import Response
 
 from pyctl.cache.cache_stats import CacheStats, CacheView, LiveView
 from pyctl.cache.ports import Entry
+from pyctl.cache.request_kind import RequestKind
 from pyctl.engine.request import Done, Failed
 from pyctl.engine.request_history import ServedRequest
-from pyctl.engine.request_kind import RequestKind
 from pyctl.errors import EngineError, NotFoundError, RequestError
 from pyctl.processes.process_memory import resident_bytes
 from pyctl.requests.body import ChatBody
@@ -68,7 +68,7 @@ async def show(service: HttpService, request: Request) -> Response:
     with_text = may_read_prompts(request, service.shared.settings)
     has_disk = view.disk is not None and view.disk.in_use
     entries = await service.shared.pool.storage.run(request, _stored, service) if has_disk else []
-    body = _tree(service, view, entries, with_text=with_text)
+    body = _view_json(service, view, entries, with_text=with_text)
     body["saved"] = service.shared.saved.view()
     body["replies"] = [_reply(age, served, with_why=with_text) for age, served in requests]
     body["kinds"] = {kind.value: kinds.get(kind, 0) for kind in RequestKind}
@@ -155,29 +155,12 @@ def _stored(service: HttpService) -> list[Entry]:
         return []
 
 
-def _tree(
+def _view_json(
     service: HttpService, view: CacheView, entries: list[Entry], *, with_text: bool
 ) -> dict[str, Any]:
-    """Return the answer to GET /cache.
-
-    Snapshots become a tree, each one under its parent, or a root where the parent was evicted.
-    ``entries`` that are only on disk come as a list.
-    """
-    nodes: dict[str, dict[str, Any]] = {}
-    roots: list[dict[str, Any]] = []
-    for snapshot in view.snapshots:
-        node = msgspec.to_builtins(snapshot)
-        del node["tail"], node["head"]
-        if with_text:
-            node |= {
-                "head": service.readable(snapshot.head),
-                "tail": service.readable(snapshot.tail),
-            }
-        node["children"] = []
-        parent = node.pop("parent")
-        nodes[snapshot.id] = node
-        (nodes[parent]["children"] if parent in nodes else roots).append(node)
-    only_stored = [entry for entry in entries if entry.name not in nodes]
+    """Return the answer to GET /cache; ``entries`` that are only on disk come as a list."""
+    in_memory = {snapshot.id for snapshot in view.snapshots}
+    only_stored = [entry for entry in entries if entry.name not in in_memory]
     device_bytes = sum(snapshot.device_bytes for snapshot in view.snapshots)
     return {
         "slots": {
@@ -190,12 +173,33 @@ def _tree(
         "model_memory": service.info.memory,
         "bytes": {"resident": view.n_bytes, "budget": view.budget, "device": device_bytes},
         "totals": _totals(view.totals),
-        "prefixes": roots,
+        "prefixes": _prefixes(service, view, with_text=with_text),
         "sequences": [_sequence(service, seq, with_text=with_text) for seq in view.live],
         "disk": msgspec.to_builtins(view.disk),
         "stored": [_entry(entry, with_text=with_text) for entry in only_stored[:_MAX_STORED]],
         "revision": view.revision,
     }
+
+
+def _prefixes(service: HttpService, view: CacheView, *, with_text: bool) -> list[dict[str, Any]]:
+    """Return the snapshots in memory as trees: each one under its parent, or a root where the
+    parent was evicted.
+    """
+    nodes: dict[str, dict[str, Any]] = {}
+    roots: list[dict[str, Any]] = []
+    for snapshot in view.snapshots:
+        node = msgspec.to_builtins(snapshot)
+        del node["head"]
+        del node["tail"]
+        if with_text:
+            node["head"] = service.readable(snapshot.head)
+            node["tail"] = service.readable(snapshot.tail)
+        node["children"] = []
+        nodes[snapshot.id] = node
+        parent = nodes.get(node.pop("parent"))
+        siblings = roots if parent is None else parent["children"]
+        siblings.append(node)
+    return roots
 
 
 def _reply(age: float, served: ServedRequest, *, with_why: bool) -> dict[str, Any]:

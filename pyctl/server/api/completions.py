@@ -18,15 +18,15 @@ from pyctl.errors import NotSupportedError, RequestError
 from pyctl.prompt import Prompt
 from pyctl.requests.body import ChatBody, CompletionBody, InfillBody
 from pyctl.requests.body_reader import Body
+from pyctl.requests.cache_diagnosis import RequestRecord
 from pyctl.requests.json_text import parse_object
 from pyctl.requests.prepare import prepare
 from pyctl.requests.prepared_reply import PreparedReply
 from pyctl.requests.request_pool import Fetched
 from pyctl.requests.service import Service
-from pyctl.server.api.anthropic_thread import owner_of
 from pyctl.server.api.openai_cache import ComparedReply, PromptCaching
 from pyctl.server.app_state import HttpService
-from pyctl.server.http import JsonResponse, encode, frame
+from pyctl.server.http import JsonResponse, encode, frame, owner_of
 from pyctl.server.models import Models
 from pyctl.server.reply import Reply, identity
 from pyctl.server.reply_json import settings_json, usage_json
@@ -433,14 +433,8 @@ async def chat_completions(service: HttpService, request: Request) -> ReplyRespo
         answer.caching = PromptCaching.from_json(values, values.get("messages"))
         body = ChatBody.from_json(answer.caching.with_chat_fields(values))
         prepared = prepare(service, body, fetched)
-        answer.comparison = ComparedReply.from_request(
-            service.shared.request_records,
-            owner,
-            service.model,
-            body.conversation,
-            prepared[0].request.prompt,
-            answer.caching.comparison_id,
-        )
+        record = RequestRecord.from_prompt(owner, service.model, prepared[0].request.prompt)
+        answer.comparison = ComparedReply(answer.caching, service.shared.request_records, record)
         return prepared
 
     prepared = await service.shared.pool.read(request, read)

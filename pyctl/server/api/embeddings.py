@@ -23,6 +23,7 @@ from pyctl.requests.json_text import parse_object
 from pyctl.requests.text_limit import check_chars
 from pyctl.server.app_state import HttpService
 from pyctl.server.http import JsonResponse
+from pyctl.server.request_span import span_of
 from pyctl.settings.limit import limit
 
 __all__ = ["embed_texts", "native", "normalised", "openai", "rank"]
@@ -158,6 +159,7 @@ async def _vectors(
         n_bytes += vectors[-1].nbytes
         if n_bytes > _MAX_VECTOR_BYTES:
             raise RequestError(f"the vectors have more than {_MAX_VECTOR_BYTES} bytes")
+    span_of(request.scope).n_embedded = n_tokens
     return vectors, n_tokens
 
 

@@ -22,6 +22,7 @@ from pyctl.processes.process_memory import resident_bytes
 from pyctl.receipts.receipt_store import ReceiptCounts
 from pyctl.server.app_state import AppState, HttpService
 from pyctl.server.models import Models
+from pyctl.server.request_span import SpanCounts
 from pyctl.server.threads import ThreadCounts
 
 __all__ = ["canary_metrics", "engine_metrics", "prometheus_text", "show", "show_all"]
@@ -81,6 +82,8 @@ async def _collect_metrics(service: HttpService, request: Request) -> list[Metri
     canary = await asyncio.wrap_future(service.admin.canary())
     metrics = [*engine_metrics(stats, memory), *canary_metrics(canary)]
     metrics += _threads(service.shared.threads.counts())
+    if service.shared.settings.otel:
+        metrics += _spans(service.shared.span_counts)
     if service.receipts is not None:
         storage = service.shared.pool.storage
         counts = await storage.run(request, service.receipts.store.counts)
@@ -116,6 +119,21 @@ def _threads(counts: ThreadCounts) -> list[Metric]:
             counts.n_forgotten,
         ),
         _counter("pyctl_threads_lost_total", "Turns of one that was not here", counts.n_lost),
+    ]
+
+
+def _spans(counts: SpanCounts) -> list[Metric]:
+    """Return the metrics of spans of requests, of all models together."""
+    results = {
+        "exported": counts.n_exported,
+        "failed": counts.n_failed,
+        "dropped": counts.n_dropped,
+    }
+    return [
+        _counter(
+            "pyctl_spans_total", "Spans of requests, by what became of them", _by("result", results)
+        ),
+        _gauge("pyctl_spans_waiting", "Spans that wait for the collector", counts.n_waiting),
     ]
 
 
@@ -253,7 +271,7 @@ def _llama(stats: EngineStats) -> Iterator[Metric]:
 def _scheduling(stats: EngineStats) -> Iterator[Metric]:
     """Yield the metrics of the scheduler: first tokens, suspended replies, and cells."""
     text = "Seconds from the arrival of a request to its first token"
-    yield _histogram("pyctl_first_token_seconds", text, stats.total.first_tokens)
+    yield _histogram("pyctl_first_token_seconds", text, stats.total.replies.all_first_tokens)
     yield from _replies(stats.total.replies)
     yield _counter(
         "pyctl_suspensions_total",

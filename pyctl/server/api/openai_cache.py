@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyctl.errors import RequestError
-from pyctl.prompt import Prompt
-from pyctl.requests.body import ConversationBody
 from pyctl.requests.body_reader import Body, at_most, json_object
 from pyctl.requests.cache_diagnosis import MissReason, RequestRecord, RequestRecords, diagnose
 from pyctl.settings.limit import limit
@@ -138,33 +136,18 @@ class PromptCaching:
 
 @dataclass(frozen=True)
 class ComparedReply:
-    """A request that later ones can compare with, and that may compare with an earlier one.
+    """A reply to a request that later ones can compare with, and that may compare with an earlier
+    one.
 
     Attributes:
+        caching: The cache options of the request.
         records: The records of earlier requests.
         record: The record of this one.
-        comparison_id: The id of the reply to compare with, empty for none.
     """
 
+    caching: PromptCaching
     records: RequestRecords
     record: RequestRecord
-    comparison_id: str = ""
-
-    @classmethod
-    def from_request(
-        cls,
-        records: RequestRecords,
-        owner: bytes,
-        model: str,
-        body: ConversationBody,
-        prompt: Prompt,
-        comparison_id: str,
-    ) -> ComparedReply:
-        """Return the comparison of the request ``body`` of ``owner``, rendered to ``prompt``, with
-        the reply ``comparison_id``.
-        """
-        record = RequestRecord.from_body(owner, model, body, prompt)
-        return cls(records, record, comparison_id)
 
     def remember(self, reply_id: str) -> None:
         """Let later requests compare with this one by the id of its reply."""
@@ -174,12 +157,12 @@ class ComparedReply:
         """Return the member ``prompt_cache_diagnostics`` of a reply, of whose prompt ``n_cached``
         tokens were restored; empty if the request compares with none.
         """
-        if not self.comparison_id:
+        if not self.caching.comparison_id:
             return {}
         return {"prompt_cache_diagnostics": self._diagnosis(n_cached)}
 
     def _diagnosis(self, n_cached: int) -> dict[str, Any]:
-        earlier = self.records.find(self.comparison_id, self.record.owner)
+        earlier = self.records.find(self.caching.comparison_id, self.record.owner)
         if earlier is None:
             return {"type": "comparison_response_not_found"}
         miss = diagnose(earlier, self.record, n_cached)

@@ -34,18 +34,18 @@ from pyctl.engine.request import Done, Piece, Progress
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import RequestError
 from pyctl.requests.body import ChatBody
+from pyctl.requests.cache_diagnosis import RequestRecord
 from pyctl.requests.chat_request import parallel_calls
 from pyctl.requests.json_text import decode, parse_object
 from pyctl.requests.prepare import prepare
 from pyctl.requests.prepared_reply import PreparedReply
 from pyctl.requests.request_pool import Fetched
-from pyctl.server.api.anthropic_thread import owner_of
 from pyctl.server.api.custom_tool import unwrap_input
 from pyctl.server.api.openai_cache import ComparedReply
 from pyctl.server.api.responses_request import ResponseRequest, ResponsesBody, seal
 from pyctl.server.api.token_counts import n_input_tokens
 from pyctl.server.app_state import HttpService
-from pyctl.server.http import JsonResponse, error_body, named_frames
+from pyctl.server.http import JsonResponse, error_body, named_frames, owner_of
 from pyctl.server.reply import EventReply
 from pyctl.server.reply_json import progress_json, timings_json
 from pyctl.server.sending import respond
@@ -381,14 +381,7 @@ def _reply(
     service: HttpService, values: dict[str, Any], owner: bytes, fetched: Fetched
 ) -> ResponseReply:
     asked = ResponseRequest.from_json(values)
-    body = ChatBody.from_json(asked.chat)
-    (prepared,) = prepare(service, body, fetched)
-    comparison = ComparedReply.from_request(
-        service.shared.request_records,
-        owner,
-        service.model,
-        body.conversation,
-        prepared.request.prompt,
-        asked.caching.comparison_id,
-    )
+    (prepared,) = prepare(service, ChatBody.from_json(asked.chat), fetched)
+    record = RequestRecord.from_prompt(owner, service.model, prepared.request.prompt)
+    comparison = ComparedReply(asked.caching, service.shared.request_records, record)
     return ResponseReply(service, prepared, asked, comparison)

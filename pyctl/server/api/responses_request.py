@@ -27,14 +27,14 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, ClassVar
 
 from msgspec import field
 
 from pyctl.chat.messages import unreadable
 from pyctl.errors import RequestError
 from pyctl.requests.body import ONE_REPLY
-from pyctl.requests.body_reader import Body, others, reject_unsupported
+from pyctl.requests.body_reader import Body, Unsupported, others
 from pyctl.requests.image_sources import ImagePart
 from pyctl.server.api.custom_tool import to_function, wrap_input
 from pyctl.server.api.openai_cache import CACHE_FIELDS, PromptCaching
@@ -51,6 +51,12 @@ class _Text(Body, frozen=True):
 
 class ResponsesBody(Body, frozen=True):
     """The body of POST /v1/responses."""
+
+    unsupported: ClassVar[Unsupported] = {
+        **ONE_REPLY,
+        "background": ("no response is kept; request it as a stream",),
+        "prompt": ("no prompt is stored; send its text in 'instructions'",),
+    }
 
     input: Any = None
     instructions: str | None = None
@@ -92,12 +98,6 @@ _IGNORED = frozenset(
 ``truncation`` may drop messages that do not fit into the context; here such a request is refused.
 """
 
-_NOT_DONE = {
-    **ONE_REPLY,
-    "background": ("no response is kept; request it as a stream",),
-    "prompt": ("no prompt is stored; send its text in 'instructions'",),
-}
-
 _MAX_ITEMS = limit(20_000, "`input`, items of a response", "400", "request")
 
 _MAX_UNPACKED = limit(
@@ -131,7 +131,6 @@ class ResponseRequest:
         """Return the request that ``values`` describe. Raises RequestError, and NotSupportedError
         for a feature that is missing.
         """
-        reject_unsupported(values, _NOT_DONE)
         for name in _EARLIER:
             if values.get(name):
                 raise RequestError(f"pyctl does not support '{name}': {_SEND_ALL}")

@@ -12,7 +12,8 @@ import pytest
 from pyctl.errors import ConfigError
 from pyctl.server.app import create_loading_app, early_paths
 from pyctl.server.app_state import AppState
-from pyctl.server.middleware import MAX_BODY_BYTES, LoadingApp
+from pyctl.server.middleware import LoadingApp
+from pyctl.server.request_body import MAX_BODY_BYTES
 from pyctl.server.run import serve
 from pyctl.server.server_settings import ListenSettings, ServerSettings
 from tests.client import HI, Client, events

@@ -12,9 +12,10 @@ from bench.traces.chat_tables import (
     rows_of_all,
     worst_rows,
 )
-from bench.traces.recording import Kind, RecordedRequest, Session
+from bench.traces.recording import RecordedRequest, Session
 from bench.traces.schedule import Turn
 from bench.traces.served_chats import ServedChat
+from pyctl.cache.request_kind import RequestKind
 
 
 def served(
@@ -27,7 +28,7 @@ def served(
     left_at: int | None = None,
 ) -> ServedChat:
     """Return a chat with a prompt of 10,000 tokens."""
-    request = RecordedRequest(3, 0, 0.0, 10_000, 10, 2, 0, Kind.APPEND)
+    request = RecordedRequest(3, 0, 0.0, 10_000, 10, 2, 0, RequestKind.APPEND)
     turn = Turn(Session(7, [request]), request, kind)
     answer = Answer({}, 10_000, n_evaluated, 10, 1.5, "ram", left_at, left_at)
     return ServedChat(turn, floor, answer, n_earlier_reply, happened)

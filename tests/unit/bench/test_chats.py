@@ -8,7 +8,8 @@ from itertools import takewhile
 import pytest
 
 from bench.traces.chats import Message, SessionChats, TextScale
-from bench.traces.recording import Kind, RecordedRequest, Session, read_sessions
+from bench.traces.recording import RecordedRequest, Session, read_sessions
+from pyctl.cache.request_kind import RequestKind
 
 TEXT = TextScale(1 / 32, chars_per_token=1.0, message_tokens=9.0)
 
@@ -22,7 +23,7 @@ def sessions() -> list[Session]:
     return read_sessions()[:4]
 
 
-def request(row: int, n_prompt: int, kind: Kind, n_common: int = 0) -> RecordedRequest:
+def request(row: int, n_prompt: int, kind: RequestKind, n_common: int = 0) -> RecordedRequest:
     """Return a request after the one before it, with a reply of 320 tokens."""
     parent = row - 1 if row else None
     return RecordedRequest(row, 0, 0.0, n_prompt, 320, parent, n_common, kind)
@@ -69,7 +70,11 @@ def test_a_chat_begins_with_a_system_message_and_ends_with_a_user(sessions: list
 
 def test_an_append_is_its_parents_chat_with_the_reply_and_new_messages() -> None:
     session = Session(
-        1, [request(0, 20_000, Kind.FIRST), request(1, 22_400, Kind.APPEND, n_common=19_968)]
+        1,
+        [
+            request(0, 20_000, RequestKind.FIRST),
+            request(1, 22_400, RequestKind.APPEND, n_common=19_968),
+        ],
     )
     first, second = build_all(session, 2)
     assert second[: len(first) + 1] == [*first, REPLY]
@@ -80,7 +85,11 @@ def test_an_append_is_its_parents_chat_with_the_reply_and_new_messages() -> None
 
 def test_without_a_reply_an_append_has_only_new_messages() -> None:
     session = Session(
-        1, [request(0, 20_000, Kind.FIRST), request(1, 22_400, Kind.APPEND, n_common=19_968)]
+        1,
+        [
+            request(0, 20_000, RequestKind.FIRST),
+            request(1, 22_400, RequestKind.APPEND, n_common=19_968),
+        ],
     )
     chats = SessionChats(session, TEXT)
     first = chats.build(session.requests[0])
@@ -92,7 +101,11 @@ def test_without_a_reply_an_append_has_only_new_messages() -> None:
 
 def test_a_rewrite_leaves_its_parent_at_the_start_of_a_message() -> None:
     session = Session(
-        1, [request(0, 40_000, Kind.FIRST), request(1, 30_000, Kind.REWRITE, n_common=25_600)]
+        1,
+        [
+            request(0, 40_000, RequestKind.FIRST),
+            request(1, 30_000, RequestKind.REWRITE, n_common=25_600),
+        ],
     )
     first, second = build_all(session, 2)
     shared = n_shared(first, second)
@@ -102,17 +115,19 @@ def test_a_rewrite_leaves_its_parent_at_the_start_of_a_message() -> None:
 
 
 def test_a_request_that_shares_nothing_starts_anew() -> None:
-    session = Session(1, [request(0, 20_000, Kind.FIRST), request(1, 640, Kind.SUB_AGENT)])
+    session = Session(
+        1, [request(0, 20_000, RequestKind.FIRST), request(1, 640, RequestKind.SUB_AGENT)]
+    )
     first, second = build_all(session, 2)
     assert n_shared(first, second) == 0
     assert [message["role"] for message in second] == ["system", "user"]
 
 
 def test_a_message_that_is_too_long_shortens_the_next_one() -> None:
-    requests = [request(0, 20_000, Kind.FIRST)]
+    requests = [request(0, 20_000, RequestKind.FIRST)]
     for row in range(1, 20):
-        requests.append(request(row, 20_000 + row * 400, Kind.APPEND, n_common=10**6))
-    requests.append(request(20, 60_000, Kind.APPEND, n_common=10**6))
+        requests.append(request(row, 20_000 + row * 400, RequestKind.APPEND, n_common=10**6))
+    requests.append(request(20, 60_000, RequestKind.APPEND, n_common=10**6))
     chat = build_all(Session(1, requests), 21)[-1]
     # A reply of 10 tokens and a message of 9 and a word are more than 400 recorded tokens.
     assert abs(n_tokens(chat) - 60_000 / 32) <= 1

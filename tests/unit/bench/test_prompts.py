@@ -7,7 +7,8 @@ import pytest
 
 from bench.simulated import Known
 from bench.traces.prompts import SessionPrompts
-from bench.traces.recording import Kind, Session, read_sessions
+from bench.traces.recording import Session, read_sessions
+from pyctl.cache.request_kind import RequestKind
 from pyctl.prompt import as_tokens
 
 MAX_REPLY = 16
@@ -33,7 +34,7 @@ def test_prompts_have_the_recorded_lengths_and_share_what_was_recorded(
         before = parent.prompt.tokens
         n_common = min(request.n_common, before.size)
         assert np.array_equal(prompt.prompt.tokens[:n_common], before[:n_common])
-        if request.kind is Kind.APPEND and request.n_prompt > before.size + MAX_REPLY + 3:
+        if request.kind is RequestKind.APPEND and request.n_prompt > before.size + MAX_REPLY + 3:
             said = prompt.prompt.tokens[before.size : before.size + parent.reply.size]
             assert np.array_equal(said, parent.reply)
 

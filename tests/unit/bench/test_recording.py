@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.traces.recording import BLOCK, Kind, read_sessions
+from bench.traces.recording import BLOCK, read_sessions
+from pyctl.cache.request_kind import RequestKind
 
 HEAD = "trace\tstream\tseconds\tthink\tprompt\treply\tparent\tcommon\tnew\n"
 
@@ -31,26 +32,32 @@ def test_the_recording_has_the_sums_that_its_page_names() -> None:
     assert len(requests) == 49_334
     assert round(sum(request.n_prompt for request in requests) / 1e9, 2) == 6.04
     kinds = Counter(request.kind for request in requests)
-    assert kinds[Kind.APPEND] > 0.95 * len(requests)
-    assert min(kinds.values()) > 50
+    assert kinds == {
+        RequestKind.FIRST: 710,
+        RequestKind.SUB_AGENT: 63,
+        RequestKind.SIDE_REQUEST: 44,
+        RequestKind.APPEND: 47_514,
+        RequestKind.REWRITE: 1_003,
+    }
 
 
 @pytest.mark.parametrize(
     ("row", "kind"),
     [
-        ((0, 6400, -1, 0), Kind.FIRST),
-        ((1, 6400, -1, 0), Kind.SUB_AGENT),
-        ((1, 6400, 0, 90), Kind.SUB_AGENT),
-        ((0, 7000, 0, 100), Kind.APPEND),
-        ((0, 7000, 0, 98), Kind.APPEND),  # the last blocks of both are not full
-        ((0, 7000, 0, 97), Kind.REWRITE),
-        ((0, 7000, 0, 1), Kind.REWRITE),
+        ((0, 6400, -1, 0), RequestKind.SIDE_REQUEST),
+        ((1, 6400, -1, 0), RequestKind.SUB_AGENT),
+        ((1, 6400, 0, 90), RequestKind.SUB_AGENT),
+        ((0, 7000, 0, 100), RequestKind.APPEND),
+        ((0, 7000, 0, 98), RequestKind.APPEND),  # the last blocks of both are not full
+        ((0, 7000, 0, 97), RequestKind.REWRITE),
+        ((0, 7000, 0, 1), RequestKind.REWRITE),
     ],
 )
 def test_a_request_has_the_kind_of_its_shared_prefix(
-    tmp_path: Path, row: tuple[int, int, int, int], kind: Kind
+    tmp_path: Path, row: tuple[int, int, int, int], kind: RequestKind
 ) -> None:
     (session,) = read_sessions(recording(tmp_path, (0, 6400, -1, 0), row))
+    assert session.requests[0].kind is RequestKind.FIRST
     assert session.requests[1].kind is kind
 
 

@@ -10,9 +10,10 @@ import pytest
 
 from bench.traces.chat_server import Answer, ChatServer
 from bench.traces.chats import Message, TextScale
-from bench.traces.recording import Kind, RecordedRequest, Session
+from bench.traces.recording import RecordedRequest, Session
 from bench.traces.schedule import Event, Turn, turns_of
 from bench.traces.served_chats import ChatReplay, ServedChat
+from pyctl.cache.request_kind import RequestKind
 from pyctl.prompt import Tokens, as_tokens
 
 SCALE = 1 / 32
@@ -45,19 +46,19 @@ class EchoServer(ChatServer):
         return Answer(message, n_prompt, n_prompt, max_tokens, 0.25)
 
 
-def request(row: int, n_prompt: int, kind: Kind, n_common: int = 0) -> RecordedRequest:
+def request(row: int, n_prompt: int, kind: RequestKind, n_common: int = 0) -> RecordedRequest:
     """Return a request after the one before it; kind FIRST starts anew."""
-    parent = None if kind is Kind.FIRST else row - 1
+    parent = None if kind is RequestKind.FIRST else row - 1
     return RecordedRequest(row, 0, 0.0, n_prompt, 128, parent, n_common, kind, float(row))
 
 
 SESSION = Session(
     1,
     [
-        request(0, 20_000, Kind.FIRST),
-        request(1, 24_000, Kind.APPEND, 20_000),
-        request(2, 24_000, Kind.REWRITE, 16_000),
-        request(3, 6_400, Kind.FIRST),
+        request(0, 20_000, RequestKind.FIRST),
+        request(1, 24_000, RequestKind.APPEND, 20_000),
+        request(2, 24_000, RequestKind.REWRITE, 16_000),
+        request(3, 6_400, RequestKind.FIRST),
     ],
 )
 
@@ -100,7 +101,7 @@ def test_a_request_that_is_not_sent_has_no_reply_in_later_chats() -> None:
     server = EchoServer()
     replay = ChatReplay(server, SCALE, restart=lambda: None)
     first, second = TURNS[:2]
-    third = RecordedRequest(2, 0, 0.0, 26_000, 128, 1, 24_000, Kind.APPEND, 2.0)
+    third = RecordedRequest(2, 0, 0.0, 26_000, 128, 1, 24_000, RequestKind.APPEND, 2.0)
     left_out = replace(second, is_sent=False)
     steps: list[Turn | Event] = [first, Event.RESTART, left_out, replace(second, request=third)]
     served = run(replay, steps)

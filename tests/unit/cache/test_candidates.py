@@ -172,11 +172,11 @@ def test_a_candidate_loses_its_live_rows_when_the_sequence_does() -> None:
     segment = Segment(0, as_tokens(range(50)), NOTHING, None)
     snapshot = Snapshot(Prefix(b"", 50), segment, State())
     candidates = [Candidate("live", 50, 50), Candidate("ram", 50, 40, snapshot)]
-    assert [each.now(live) for each in candidates] == candidates
+    assert [each.recheck(live) for each in candidates] == candidates
     live.truncate(0)
-    assert [each.now(live) for each in candidates] == [None, Candidate("ram", 50, 0, snapshot)]
+    assert [each.recheck(live) for each in candidates] == [None, Candidate("ram", 50, 0, snapshot)]
     segment.drop()
-    assert candidates[1].now(live) is None
+    assert candidates[1].recheck(live) is None
 
 
 @pytest.mark.parametrize(

@@ -154,10 +154,9 @@ def test_tasks_with_equal_instructions_branch_half_a_batch_in() -> None:
     cost=st.one_of(st.just(0), st.integers(0, 700)),
     short=st.floats(0.01, 1),
     n_raw=st.integers(0, 300),
-    line=st.integers(1, 200),
 )
-def test_headers_lines_and_costs_follow_from_the_prefix_alone(
-    messages: list[tuple[bool, int]], n_ubatch: int, cost: int, short: float, n_raw: int, line: int
+def test_headers_raw_text_and_costs_follow_from_the_prefix_alone(
+    messages: list[tuple[bool, int]], n_ubatch: int, cost: int, short: float, n_raw: int
 ) -> None:
     """A shorter prompt is cut into the same batches as a longer one that continues it, up to a few
     tokens before its end. Rows are exact only if both are evaluated in equal batches.
@@ -167,13 +166,11 @@ def test_headers_lines_and_costs_follow_from_the_prefix_alone(
     for is_reply, n in messages:
         tokens += [*(start if is_reply else (7, 8, 5)), *[0] * n]
     tokens = tokens or [0]
-    line_ends = range(line, n_raw + 1, line)
 
     def ends(n: int) -> list[int]:
         ids = as_tokens(tokens[:n])
         found = boundaries(ids, [7])
-        known = tuple(end for end in line_ends if end <= n)
-        given_prompt = Prompt(ids, found, headers(ids, found, start), line_ends=known)
+        given_prompt = Prompt(ids, found, headers(ids, found, start), n_raw=min(n_raw, n))
         return batch_ends(given_prompt, n_ubatch, 32, cost)
 
     n = max(int(len(tokens) * short), 1)
@@ -194,30 +191,28 @@ def test_ends_in_common_are_those_up_to_which_all_are() -> None:
     assert last_common_end([10], [20], 100) == 0
 
 
-def raw(n: int, line: int, n_raw: int | None = None) -> Prompt:
-    """Return raw text in lines of so many tokens, 0 for none that ends; a message begins after
-    ``n_raw``.
-    """
-    n_raw = n if n_raw is None else n_raw
-    line_ends = tuple(range(line, n_raw + 1, line)) if line else ()
-    return Prompt(as_tokens(np.zeros(n)), (n_raw,) if n_raw < n else (), line_ends=line_ends)
+def raw(n: int, n_raw: int | None = None) -> Prompt:
+    """Return ``n`` tokens of raw text; a message begins after ``n_raw``."""
+    n_raw = n if n_raw is None else min(n_raw, n)
+    boundaries = (n_raw,) if 0 < n_raw < n else ()
+    return Prompt(as_tokens(np.zeros(n)), boundaries, n_raw=n_raw)
 
 
-def test_raw_text_ends_batches_at_line_ends() -> None:
-    assert batch_ends(raw(74, 10), 128) == [40, 74]
-    assert batch_ends(raw(400, 10), 160) == [40, 80, 120, 160, 200, 240, 280, 320, 360, 400]
-    assert batch_ends(raw(170, 10), 512) == [120, 170], "a quarter of a batch is new"
-    assert batch_ends(raw(170, 60), 512) == [120, 170]
-    assert batch_ends(raw(170, 70), 512) == [140, 170], "no line ends shortly before 128 tokens"
-    assert batch_ends(raw(256, 32), 512) == [128, 256]
-    assert batch_ends(raw(1000, 10), 1024, 32, 480) == [480, 960, 1000], "and what a batch costs"
-    assert batch_ends(raw(4000, 10), 512)[-3:] == [3540, 3920, 4000], "an eighth of it is new"
-    assert batch_ends(raw(200, 0), 48) == [48, 96, 144, 192, 200]
-    assert batch_ends(raw(120, 10, 100), 160) == [40, 80, 120], "a message ends no batch of 20"
-    assert batch_ends(raw(120, 10, 115), 160) == [40, 80, 115, 120]
+def test_raw_text_ends_batches_after_whole_fills() -> None:
+    assert batch_ends(raw(74), 64) == [32, 64, 74]
+    assert batch_ends(raw(400), 80) == [40, 80, 120, 160, 200, 240, 280, 320, 360, 400]
+    assert batch_ends(raw(300), 512) == [256, 300], "half a batch is new"
+    assert batch_ends(raw(512), 512) == [256, 512]
+    assert batch_ends(raw(1300), 1024, 32, 480) == [512, 1024, 1300]
+    assert batch_ends(raw(1500), 1024, 32, 600) == [600, 1200, 1500], "and what a batch costs"
+    assert batch_ends(raw(6000), 512)[-4:] == [4608, 5120, 5632, 6000], "an eighth of it is new"
+    assert batch_ends(raw(200), 48) == [32, 64, 96, 128, 160, 192, 200], "no batch is smaller"
+    assert batch_ends(raw(120, 100), 80) == [40, 80, 120], "a message ends no batch of 20"
+    assert batch_ends(raw(120, 115), 80) == [40, 80, 115, 120]
+    assert batch_ends(raw(900, 100), 512) == [100, 612, 900], "messages are evaluated in one batch"
 
 
-TEXTS = st.builds(raw, st.integers(2, 3600), st.integers(0, 700)) | st.builds(
+TEXTS = st.builds(raw, st.integers(2, 3600), st.integers(0, 3600)) | st.builds(
     lambda n, ends: prompt(n, *ends), st.integers(2, 800), st.sets(st.integers(1, 600), max_size=12)
 )
 
@@ -236,15 +231,15 @@ def test_a_longer_prompt_stops_where_the_shorter_one_did(
     assert all(0 < b - a <= n_ubatch for a, b in itertools.pairwise([0, *longer]))
 
 
-@given(st.integers(1, 700), st.integers(1, 100_000), st.sampled_from([0, 480]))
-def test_raw_text_is_mostly_kept_and_not_cut_small(line: int, n: int, cost: int) -> None:
-    ends = batch_ends(raw(n, line), 512, 32, cost)
-    assert n - max((end for end in ends if end < n), default=0) <= max(128, cost, n / 8) + line
+@given(st.integers(1, 100_000), st.sampled_from([0, 480]))
+def test_raw_text_is_mostly_kept_and_not_cut_small(n: int, cost: int) -> None:
+    ends = batch_ends(raw(n), 512, 32, cost)
+    assert n - max((end for end in ends if end < n), default=0) <= max(256, cost, n / 8)
     assert len(ends) <= n / 512 + 18
 
 
 def test_raw_text_may_be_changed_anywhere() -> None:
-    text = raw(20_000, 10)
+    text = raw(20_000)
     cuts = [0, *choose_cuts(text, batch_ends(text, 1024, 32, 480), 0, DEFAULT_STEP), 20_000]
     assert max(b - a for a, b in itertools.pairwise(cuts)) <= 512 + 1024
     few = choose_cuts(text, batch_ends(text, 1024, 32, 480), 0, 0)

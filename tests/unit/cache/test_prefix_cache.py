@@ -177,3 +177,28 @@ def test_the_facts_of_a_chat_have_the_end_of_its_system_message(
     """A single message is a task, which has no system message before it."""
     prompt = Prompt.from_ids(np.arange(64), boundaries)
     assert Steps().lookup(prompt).facts.n_system == n_system
+
+
+def share_after(n_shared: int) -> float:
+    """Return the share of prompts at the end of a conversation, expected at a half, after a prompt
+    of 400 tokens whose first reply starts at 200, and one that has ``n_shared`` of its tokens.
+    """
+    steps = Steps()
+    tokens = prompt_of(1).tokens
+    boundaries = (100, 200, 300)
+    steps.serve(Prompt(tokens, boundaries, headers=(200, 300)))
+    other = np.concatenate((tokens[:n_shared], prompt_of(2, 200).tokens))
+    steps.serve(Prompt(other, boundaries, headers=(200, 300)))
+    return steps.ram.policy.continuations.share(0.5)
+
+
+def test_a_cache_counts_the_prompts_that_go_on_at_the_end() -> None:
+    assert share_after(400) > 0.5
+
+
+def test_a_cache_counts_the_prompts_that_leave_a_conversation_before_its_end() -> None:
+    assert share_after(250) < 0.5
+
+
+def test_prompts_that_share_an_opening_alone_are_other_conversations() -> None:
+    assert share_after(150) == 0.5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -9,9 +10,10 @@ from unittest.mock import Mock
 import pytest
 
 from pyctl.cache.cache_stats import RequestStats
-from pyctl.cache.reads import finished
+from pyctl.cache.reads import finish, finished
 from pyctl.disk.readers import DiskReads, Readers
 from pyctl.errors import OutOfCellsError, StateError
+from pyctl.prompt import Prompt
 from tests.unit.cache.checks import check_invariants
 from tests.unit.cache.steps import Steps, TickingStats, cold_digest, longer, prompt_of
 from tests.unit.engine.drive import tier_on
@@ -145,6 +147,61 @@ def test_a_restore_that_is_closed_while_it_waits_leaves_nothing(tmp_path: Path) 
     assert stats.restore_ms > 0, "the time until then counts"
     at_rest(steps)
     assert steps.cache.close()
+
+
+def test_rows_in_ram_that_an_arriving_snapshot_shares_stay_while_it_waits(tmp_path: Path) -> None:
+    """A snapshot on disk continues a reply whose rows RAM has, in batches that no cold run has.
+
+    While its own rows are read, another request has the snapshot in RAM dropped. The rows that both
+    share are not read again, so they have to stay.
+    """
+    disk = tier_on(tmp_path)
+    steps = Steps(disk=disk)
+    prompt = prompt_of(1)
+    plan = steps.plan_of(longer(prompt, 3))
+    tokens = longer(prompt, 3).tokens
+    steps.evaluate(prompt.tokens)
+    for n in (400, 450, 500):
+        steps.generate(tokens[steps.seq.n : n])
+        steps.cache.saver.save(steps.seq, plan, RequestStats(n))
+    deepest = steps.digest()
+    steps.memory.synchronize()
+    for snapshot in steps.ram.snapshots():
+        disk.write(snapshot)
+    assert disk.flush(60)
+    steps.ram.clear()
+    steps.restore(steps.lookup(Prompt.from_ids(tokens[:451])))
+    (shallow,) = steps.ram.snapshots()
+    steps.serve(prompt_of(2))
+    assert shallow.n == 450
+
+    other_request: Future[None] = Future()
+    real = disk.open
+
+    def slow(*args: Any) -> Any:
+        arrival = yield from real(*args)
+        real_rows = arrival.rows
+
+        def rows(segment: Any) -> Any:
+            yield from finished(DiskReads([other_request], Readers(1, "test"), 1e18))
+            yield from real_rows(segment)
+
+        arrival.rows = rows
+        return arrival
+
+    disk.open = slow  # type: ignore[method-assign]
+    stats = RequestStats(501)
+    restoring = steps.cache.restore(steps.lookup(Prompt.from_ids(tokens[:501])), steps.seq, stats)
+    while steps.seq.n_expected == 0:
+        next(restoring)
+    steps.ram.drop(shallow)
+    other_request.set_result(None)
+    finish(restoring)
+    assert (stats.source, stats.n_cached) == ("disk", 500)
+    assert steps.cache.totals.failed_restores == 0
+    assert steps.digest() == deepest
+    assert steps.cache.close()
+    at_rest(steps)
 
 
 def test_without_candidates_the_sequence_is_empty() -> None:

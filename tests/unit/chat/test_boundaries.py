@@ -182,26 +182,25 @@ def test_the_real_template_and_vocabulary(qwen_template: str, qwen_tokenizer: To
     ]
 
 
-def test_lines_end_in_raw_text() -> None:
+def test_text_before_the_first_message_is_raw() -> None:
     chat = ChatFormat(Template(toy.CHATML), toy.chatml_tokenizer())
     prompt = chat.prompt_from_text("ab\nc\n\nd<|im_start|>user\nx\n")
-    assert prompt.line_ends == (3, 5, 6)
+    assert prompt.n_raw == 7
     assert prompt.boundaries == (7,)
-    assert chat.prompt_from_mixed(prompt.tokens.tolist()).line_ends == prompt.line_ends, (
-        "ids are read as their pieces"
-    )
-    assert chat.prompt_from_text("<|im_start|>user\nx\n").line_ends == ()
-    assert chat.prompt_from_text("").line_ends == ()
+    assert chat.prompt_from_mixed(prompt.tokens.tolist()).n_raw == prompt.n_raw
+    assert chat.prompt_from_text("a\nb").n_raw == 3
+    assert chat.prompt_from_text("<|im_start|>user\nx\n").n_raw == 0
+    assert chat.prompt_from_text("").n_raw == 0
 
 
 @given(st.lists(st.sampled_from(["a\n", "\n", "b", "<|im_start|>", "\r\n", "é\n"]), max_size=30))
-def test_line_ends_depend_on_the_tokens_before_them_alone(words: list[str]) -> None:
+def test_raw_text_depends_on_the_tokens_before_its_end_alone(words: list[str]) -> None:
     chat = ChatFormat(Template(toy.CHATML), toy.chatml_tokenizer())
     tokens = chat.prompt_from_text("".join(words)).tokens.tolist()
     whole = chat.prompt_from_mixed(tokens)
     for n in range(len(tokens)):
         part = chat.prompt_from_mixed(tokens[:n])
-        assert part.line_ends == tuple(end for end in whole.line_ends if end <= n)
+        assert part.n_raw == min(whole.n_raw, n)
 
 
 def test_the_reply_to_what_the_user_said_last_is_known(

@@ -94,6 +94,30 @@ def test_tokens_that_overlap_or_swallow_blanks_stay_inside_the_pieces() -> None:
         assert memo.tokenize(text).tolist() == tokenizer.tokenize(text), text
 
 
+def test_only_the_usual_special_tokens_are_judged() -> None:
+    texts = ["<|im_start|>", "<|im_end|>", *(f"<unused{i}>" for i in range(500))]
+    tokenizer = ByteTokenizer(texts)
+    memo = CachedTokenizer(tokenizer, tokenizer.special_tokens(), usual=texts[:2])
+    assert tokenizer.n_chars < 500, "a tokenizer takes long for each of thousands"
+    text = "<|im_start|>a<unused7><unused70> b<|im_end|><unused8>"
+    assert memo.tokenize(text).tolist() == tokenizer.tokenize(text)
+    tokenizer.n_chars = 0
+    assert memo.tokenize("<|im_start|>a<unused7><unused70> b<|im_end|>").size
+    assert not tokenizer.n_chars, "texts between the usual ones are remembered"
+
+
+@given(st.lists(st.text("<ab>", min_size=1, max_size=3), unique=True, min_size=2, max_size=8))
+def test_a_usual_token_that_overlaps_with_another_is_no_separator(texts: list[str]) -> None:
+    tokenizer = ByteTokenizer(texts)
+    specials = tokenizer.special_tokens()
+    some = CachedTokenizer(tokenizer, specials, usual=texts[:1])
+    every = CachedTokenizer(tokenizer, specials)
+    for text in ("".join(texts), "".join(reversed(texts)), f"a{texts[0]}<b{texts[1]}>"):
+        expected = tokenizer.tokenize(text)
+        assert every.tokenize(text).tolist() == expected
+        assert some.tokenize(text).tolist() == expected
+
+
 def test_memory_stays_within_its_bound_and_the_longest_unused_goes_first() -> None:
     tokenizer = chatml_tokenizer()
     memo = CachedTokenizer(tokenizer, tokenizer.special_tokens(), max_bytes=5000)

@@ -15,13 +15,17 @@ from pyctl.cli import serve_command
 from pyctl.cli.arguments import parse_serve
 from pyctl.cli.assemble import (
     LOWEST_PRIORITY,
+    PREPARE_SECONDS,
     assemble,
+    prepare_later,
     prepare_vocabulary,
     too_many_threads,
 )
+from pyctl.engine.sampling import Sampling
 from pyctl.engine.worker import Worker
 from pyctl.errors import ConfigError, ModelError
 from pyctl.llama.library.devices import missing_text
+from pyctl.requests.request_pool import PostReplyQueue
 
 MIB = 2**20
 
@@ -71,6 +75,62 @@ def test_more_threads_than_processors_are_warned_of() -> None:
         too_many_threads((8, 999), 16)
         == "999 threads are slower than 16 on this machine's 16 processors"
     )
+
+
+class Lane:
+    """A lane that keeps the functions instead of running them."""
+
+    def __init__(self) -> None:
+        self.functions: list[Callable[[], object]] = []
+
+    def add(self, function: Callable[[], object]) -> None:
+        self.functions.append(function)
+
+
+def test_grammars_are_prepared_some_time_after_the_start() -> None:
+    checked: list[Sampling] = []
+    worker = cast(Worker, SimpleNamespace(check=checked.append, is_serving=False))
+    lane = Lane()
+    timer = prepare_later(cast(PostReplyQueue, lane), worker, seconds=0)
+    timer.join()
+    assert len(lane.functions) == 1
+    assert not checked, "the lane decides when it runs"
+    lane.functions[0]()
+    assert [sampling.grammar_kind for sampling in checked] == ["llguidance"]
+
+
+class BusyWorker:
+    """A worker that serves a request for the first ``n`` times it is asked."""
+
+    def __init__(self, n: int) -> None:
+        self.n_left = n
+
+    @property
+    def is_serving(self) -> bool:
+        """True while there are times left."""
+        self.n_left -= 1
+        return self.n_left >= 0
+
+    def check(self, sampling: Sampling) -> None:
+        """Compile nothing."""
+
+
+def test_the_preparation_waits_for_the_end_of_requests() -> None:
+    worker = BusyWorker(3)
+    is_added = threading.Event()
+    lane = SimpleNamespace(add=lambda function: is_added.set())
+    prepare_later(cast(PostReplyQueue, lane), cast(Worker, worker), seconds=0)
+    assert is_added.wait(60)
+    assert worker.n_left == -1, "it looked three times in vain"
+
+
+def test_the_first_requests_come_before_the_preparation() -> None:
+    lane = Lane()
+    timer = prepare_later(cast(PostReplyQueue, lane), cast(Worker, SimpleNamespace()))
+    assert timer.daemon, "the end of the process does not wait for it"
+    assert timer.interval == PREPARE_SECONDS
+    assert not lane.functions
+    timer.cancel()
 
 
 def test_grammars_are_prepared_at_the_lowest_priority() -> None:

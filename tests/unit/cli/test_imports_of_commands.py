@@ -35,6 +35,11 @@ def test_a_server_imports_no_other_api_of_llama_cpp_and_no_grammars() -> None:
     assert found & unused == set()
 
 
+def test_a_server_without_otel_imports_no_part_of_opentelemetry() -> None:
+    found = modules_after("import pyctl.cli.serving, pyctl.server.api.embeddings")
+    assert {name for name in found if name.startswith("opentelemetry")} == set()
+
+
 def test_the_own_code_of_the_bindings_runs_when_it_is_used() -> None:
     found = modules_after("import pyctl.llama.library.bindings, llama_cpp; llama_cpp.Llama")
     assert "llama_cpp.llama" in found

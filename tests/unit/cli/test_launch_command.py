@@ -72,3 +72,17 @@ def test_without_a_server_a_dry_run_says_which_one_would_start(
 def test_mistakes(argv: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         run_launch(argv, {"PATH": "/nowhere"})
+
+
+@pytest.mark.parametrize(("program", "installer"), [("claude", "npm"), ("aider", "pipx")])
+def test_a_missing_program_is_installed_by_a_program_that_may_be_missing(
+    tmp_path: Path, program: str, installer: str
+) -> None:
+    hint = f" (before that: sudo apt install {installer})"
+    with pytest.raises(ConfigError, match=f"^{program} is not installed: .*{re.escape(hint)}$"):
+        run_launch([program], {"PATH": str(tmp_path)})
+    (tmp_path / installer).touch(0o700)
+    with pytest.raises(
+        ConfigError, match=f"^{program} is not installed: {installer} install [^(]+$"
+    ):
+        run_launch([program], {"PATH": str(tmp_path)})

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pyctl.cache.segment_pool import SegmentPool
 from pyctl.cache.snapshot import Segment, Snapshot, State
 from pyctl.disk.file_format import CHUNK
 from pyctl.disk.graph import FileGraph
@@ -115,11 +116,13 @@ def test_chains_share_segments_unless_they_were_given_up(open_store: Opener) -> 
     made = conversation(0, turns=2)
     for each in made:
         store.write(each)
+    pool = SegmentPool()
     short = store.read(made[0].prefix, made[1].last_tokens(made[1].n))
+    pool.add_reference(short)
     long = store.read(made[1].prefix, made[1].last_tokens(made[1].n))
     assert long.segment.parent is short.segment
-    short.segment.rows = np.empty(0, np.uint8)
-    short.segment.dropped = True
+    pool.release(short)
+    assert not short.segment.rows.size
     check_equal(store.read(made[0].prefix, made[1].last_tokens(made[1].n)), made[0])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pyctl.cache.reads import finish
+from pyctl.cache.segment_pool import SegmentPool
 from pyctl.cache.snapshot import Prefix, Snapshot
 from pyctl.disk.file_format import CorruptFileError
 from pyctl.prompt import as_tokens
@@ -56,6 +57,7 @@ def test_a_copy_in_ram_does_not_hide_damage(store: DirectStore, made: list[Snaps
     tokens = as_tokens([*last.last_tokens(last.n), 5])
     in_ram = store.read(last.prefix, tokens)
     assert in_ram is not None
+    SegmentPool().add_reference(in_ram)
     path = store.home / str(last.segment.file.name)
     data = bytearray(path.read_bytes())
     data[-1] ^= 1

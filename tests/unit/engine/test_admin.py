@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from pyctl.engine.request import Failed
+from pyctl.engine.loop_detector import ReplyLoop
+from pyctl.engine.request import Failed, Timings
 from pyctl.errors import RequestError, UnavailableError
 from pyctl.prompt import Prompt
 from tests.unit.engine.watched_worker import PROMPT, WatchedWorker, result
@@ -63,6 +64,20 @@ def test_the_counters_count_what_was_served(make: Any) -> None:
     stats = result(bench.admin.stats())
     assert stats.recent.n_cached == again.n_cached > 0
     assert stats.total.n_evaluated == 300 + again.n_evaluated == 300 + stats.recent.n_evaluated
+
+
+def test_statistics_that_were_read_stay_as_they_are(make: Any) -> None:
+    """The histograms of the engine change in place; those of an earlier read do not."""
+    bench = make()
+    looping = Timings(0, 1, 1.0, 3, 10.0, 20.0, loop=ReplyLoop(2, 400, is_ended=True))
+    bench.engine.counters.count_reply(looping, "disk")
+    earlier = result(bench.admin.stats())
+    bench.engine.counters.count_reply(looping, "disk")
+    later = result(bench.admin.stats())
+    assert sum(earlier.total.replies.all_first_tokens.counts) == 1
+    assert sum(later.total.replies.all_first_tokens.counts) == 2
+    assert later.recent.n_loops == 1
+    assert later.recent.n_loops_ended == 1
 
 
 def test_a_slot_is_saved_erased_and_restored(make: Any, tmp_path: Path) -> None:

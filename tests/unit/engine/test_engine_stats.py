@@ -114,7 +114,8 @@ def test_replies_are_summed() -> None:
     assert counters.n_predicted == 10
     assert counters.predicted_ms == 16.0
     assert counters.drafts == drafts + drafts
-    assert sum(counters.first_tokens.counts) == 1, "a reply without a token has no first one"
+    first_tokens = counters.replies.all_first_tokens
+    assert sum(first_tokens.counts) == 1, "a reply without a token has no first one"
 
 
 def test_lines_come_at_most_every_few_seconds(caplog: pytest.LogCaptureFixture) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.cache.prompt_comparison import PromptComparison
+from pyctl.cache.request_kind import RequestKind
 from pyctl.engine.request import Request, Timings
 from pyctl.engine.request_history import MAX_REQUESTS, RequestHistory
-from pyctl.engine.request_kind import RequestKind
 from pyctl.prompt import Prompt
 
 PROMPT = Prompt.from_ids(range(300))
@@ -40,7 +40,7 @@ def test_a_conversation_from_another_model_is_explained_by_it() -> None:
     history.classify(Request(PROMPT, model_before="other"), stats)
     assert stats.comparison is not None
     assert stats.comparison.section == "model"
-    assert stats.kind == "rewrite"
+    assert stats.kind is RequestKind.REWRITE
 
 
 def test_a_conversation_that_returns_to_its_model_is_compared_with_itself() -> None:
@@ -49,7 +49,7 @@ def test_a_conversation_that_returns_to_its_model_is_compared_with_itself() -> N
     stats = RequestStats(300, comparison=own)
     history.classify(Request(PROMPT, model_before="other"), stats)
     assert stats.comparison is own
-    assert stats.kind == "append"
+    assert stats.kind is RequestKind.APPEND
 
 
 def test_the_history_is_bounded() -> None:

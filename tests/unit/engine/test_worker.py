@@ -56,6 +56,19 @@ def test_looking_does_not_keep_it_awake(make: Any) -> None:
     until(lambda: bench.worker.is_sleeping)
 
 
+def test_it_serves_until_the_last_event_of_a_request(make: Any) -> None:
+    bench = make()
+    assert not bench.worker.is_serving
+    is_due = threading.Event()
+    decode = bench.backend.decode
+    bench.backend.decode = lambda items: (is_due.wait(60), decode(items))
+    handle = bench.worker.submit(request(PROMPT))
+    assert bench.worker.is_serving
+    is_due.set()
+    list(handle)
+    assert not bench.worker.is_serving
+
+
 def test_it_sleeps_on_when_it_cannot_be_woken(make: Any) -> None:
     bench = make(SLEEP_SECONDS)
     bench.fall_asleep()

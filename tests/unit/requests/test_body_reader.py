@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import pytest
 
@@ -12,6 +12,8 @@ from pyctl.requests.body_reader import (
     Flattened,
     Integer,
     Names,
+    SameAs,
+    Unsupported,
     mixed,
     others,
     reject_unsupported,
@@ -111,3 +113,21 @@ def test_a_field_without_an_effect_is_not_refused(value: Any) -> None:
 def test_a_field_that_is_not_supported_is_refused_with_a_hint() -> None:
     with pytest.raises(NotSupportedError, match="'voice' is not supported: replies are text"):
         reject_unsupported({"voice": "high"}, {"voice": ("replies are text", "auto")})
+
+
+def test_a_field_may_repeat_the_value_of_another_one() -> None:
+    unsupported = {"best_of": ("all come back", SameAs("n"))}
+    reject_unsupported({"best_of": 3, "n": 3}, unsupported)
+    with pytest.raises(NotSupportedError, match="'best_of' is not supported: all come back"):
+        reject_unsupported({"best_of": 3, "n": 2}, unsupported)
+
+
+def test_a_body_refuses_the_fields_that_it_declares() -> None:
+    class Silent(Body, frozen=True):
+        unsupported: ClassVar[Unsupported] = {"voice": ("replies are text",)}
+        loud: bool = False
+
+    assert Silent.from_json({"voice": None, "loud": True}).loud
+    assert Silent.names() == {"loud"}
+    with pytest.raises(NotSupportedError, match="'voice' is not supported"):
+        Silent.from_json({"voice": "high"})

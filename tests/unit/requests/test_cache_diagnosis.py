@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from pyctl.chat.sections import digest_sections
 from pyctl.prompt import Prompt
-from pyctl.requests.body import ConversationBody
 from pyctl.requests.cache_diagnosis import (
     CacheMiss,
     RequestRecord,
@@ -26,8 +26,10 @@ N_TOKENS = 2000
 
 
 def record(model: str = "toy", owner: bytes = ME, **fields: Any) -> RequestRecord:
-    body = ConversationBody.from_json({**BASE, **fields})
-    return RequestRecord.from_body(owner, model, body, Prompt.from_ids(range(N_TOKENS)))
+    variables = {**BASE, **fields}
+    sections = digest_sections(variables.pop("messages"), variables.pop("tools"), variables)
+    prompt = replace(Prompt.from_ids(range(N_TOKENS)), sections=sections)
+    return RequestRecord.from_prompt(owner, model, prompt)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +76,7 @@ def test_a_record_is_found_by_its_owner_only() -> None:
 
 
 def test_records_are_bounded_in_number() -> None:
-    records = RequestRecords(max_records=2)
+    records = RequestRecords(max_entries=2)
     for number in range(5):
         records.add(f"m{number}", record())
     assert len(records) == 2
@@ -89,6 +91,7 @@ def test_records_are_bounded_in_bytes() -> None:
         records.add(f"m{number}", one)
     assert len(records) == 2
     assert records.n_bytes == 2 * one.n_bytes
-    records.add("large", replace(one, messages=b"x" * 10 * one.n_bytes))
+    large = replace(one.sections, messages=b"x" * 10 * one.n_bytes)
+    records.add("large", replace(one, sections=large))
     assert len(records) == 0
     assert records.n_bytes == 0

@@ -10,6 +10,8 @@ import pytest
 
 from pyctl.cache.cache_stats import Divergence, RequestStats
 from pyctl.cache.prompt_comparison import PromptComparison
+from pyctl.cache.request_kind import RequestKind
+from pyctl.engine.loop_detector import ReplyLoop
 from pyctl.engine.request import Done, DraftCounts, Progress, Timings
 from pyctl.errors import NotFoundError, RequestError
 from pyctl.server.app_state import HttpService
@@ -130,9 +132,24 @@ def test_the_log_names_the_section_that_differs(
     service: HttpService, caplog: pytest.LogCaptureFixture
 ) -> None:
     changed = PromptComparison(600, 1200, is_same_conversation=True, section="tools")
-    stats = replace(STATS, kind="rewrite", comparison=changed)
+    stats = replace(STATS, kind=RequestKind.REWRITE, comparison=changed)
     log_done(CHAT, replace(DONE, stats=stats), service)
     assert " ".join(caplog.messages[1].split()) == (
         "chat rewrite: change in tools: 600 tokens evaluated again "
         "(send the same tools in the same order in all requests of a conversation)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("is_ended", "outcome"),
+    [(True, "ended by --loop-guard"), (False, "not ended without --loop-guard")],
+)
+def test_a_loop_is_a_warning_with_its_period_and_its_end(
+    is_ended: bool, outcome: str, service: HttpService, caplog: pytest.LogCaptureFixture
+) -> None:
+    timings = replace(TIMINGS, loop=ReplyLoop(12, 1400, is_ended))
+    log_done(CHAT, replace(DONE, timings=timings), service)
+    assert [record.levelno for record in caplog.records] == [logging.INFO, logging.WARNING]
+    assert " ".join(caplog.messages[1].split()) == (
+        f"chat the reply repeats 12 tokens for 1,400 more: a loop, {outcome}"
     )

@@ -23,7 +23,7 @@ from pyctl.setup.release_files import (
     release_place,
     unpack,
 )
-from tests.web_server import Handler, web_server
+from tests.web_server import RedirectingHandler, web_server
 
 LIBRARY = b"library" * 1000
 MANIFEST: dict[str, Any] = {
@@ -223,15 +223,8 @@ def test_an_odd_manifest_is_one_line(content: str, tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
-class Redirecting(Handler):
-    """Redirects to plain http on another machine, whose name cannot be resolved."""
-
-    def do_GET(self) -> None:
-        self.send(302, b"", Location="http://release.invalid/SHA256SUMS")
-
-
 def test_a_release_does_not_come_by_plain_http() -> None:
-    with web_server(Redirecting) as url:
+    with web_server(RedirectingHandler) as url:
         for address in ("http://release.invalid", "ftp://release.invalid", url):
             with pytest.raises(
                 ConfigError, match=f"^{address}/SHA256SUMS: .* an address of https, also after"

@@ -140,8 +140,41 @@ def test_any_number_of_drafts_of_the_last_evaluation_is_taken_back(
     assert backend.memory.cells.n_tokens(0) == 0, "the sequence is empty"
 
 
-def test_with_a_recurrent_state_there_is_no_way_back(opened: Opened) -> None:
-    assert opened("tiny-lfm2-window").facts.max_drafts == 0
+@pytest.mark.parametrize("n_right", [0, 3, N_DRAFTS - 1])
+@pytest.mark.parametrize("n", [30, RING - N_DRAFTS + 2, RING - 2, 3 * RING - 9, 3 * RING + 50])
+def test_with_a_recurrent_state_wrong_drafts_go_back_to_their_mark(
+    opened: Opened, n: int, n_right: int
+) -> None:
+    """The state and the window return to the start of the evaluation, wherever that is in the
+    ring: each later logit has the bits of a restored sequence.
+    """
+    backend = opened("tiny-lfm2-window")
+    assert backend.facts.max_drafts == UBATCH - 1
+    memory = backend.memory
+    prefill(backend, tokens(1, n))
+    backend.decode([SequenceTokens(0, tokens(2, 1 + N_DRAFTS), n)])
+    assert memory.rollback(0, n + 1 + n_right) == n
+    assert memory.cells.n_tokens(0) == n
+    check_continues_as_restored(backend, n)
+
+
+def test_marks_follow_each_other_all_round_the_ring(opened: Opened) -> None:
+    """Steps of many lengths evaluate their right tokens again after each rollback."""
+    backend = opened("tiny-lfm2-window")
+    memory = backend.memory
+    rng = np.random.default_rng(8)
+    n = 10
+    prefill(backend, tokens(1, n))
+    while n < 3 * RING:
+        n_drafts = int(rng.choice([1, 4, 17, 40]))
+        step = tokens(n, 1 + n_drafts)
+        backend.decode([SequenceTokens(0, step, n)])
+        n_right = int(rng.integers(0, n_drafts))
+        assert memory.rollback(0, n + 1 + n_right) == n
+        sure = step[: 1 + n_right]
+        backend.decode([SequenceTokens(0, sure, n, len(sure))])
+        n += len(sure)
+    check_continues_as_restored(backend, n)
 
 
 @pytest.mark.parametrize("seed", range(3))

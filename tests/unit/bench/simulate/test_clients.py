@@ -5,20 +5,23 @@ from __future__ import annotations
 import random
 
 from bench.simulate.clients import Client, clients, scaled
-from bench.traces.recording import Kind, RecordedRequest, Session
+from bench.traces.recording import RecordedRequest, Session
+from pyctl.cache.request_kind import RequestKind
 from pyctl.prompt import common_prefix
 
 
-def request(row: int, n: int, parent: int | None, n_common: int, kind: Kind) -> RecordedRequest:
+def request(
+    row: int, n: int, parent: int | None, n_common: int, kind: RequestKind
+) -> RecordedRequest:
     return RecordedRequest(row, 0, 5.0, n, 600, parent, n_common, kind)
 
 
 SESSION = Session(
     7,
     [
-        request(0, 40_000, None, 0, Kind.FIRST),
-        request(1, 60_000, 0, 40_000, Kind.APPEND),
-        request(2, 30_000, 1, 20_000, Kind.REWRITE),
+        request(0, 40_000, None, 0, RequestKind.FIRST),
+        request(1, 60_000, 0, 40_000, RequestKind.APPEND),
+        request(2, 30_000, 1, 20_000, RequestKind.REWRITE),
     ],
 )
 

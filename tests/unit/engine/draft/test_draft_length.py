@@ -297,6 +297,22 @@ def test_a_copy_that_goes_on_shares_the_cost_of_a_new_graph(
     assert minimum < gains[1] / gains[0] < maximum
 
 
+def test_a_model_starts_after_plain_steps_where_one_draft_gains() -> None:
+    """At two tokens a step on 35B-A3B one draft gains 9 % once its CUDA graph is captured, which
+    takes as long as 2.6 plain steps: enough of these share it.
+    """
+    costs = {1: 1.0, 2: 1.23, 3: 1.45, 4: 1.65}
+    controller = measured(costs.__getitem__, limit=3, draft_ms=1.87)
+    graph_ms = 26.4
+    controller.costs(1).graph_ms = graph_ms
+    for i in range(110):
+        took(controller, SOME, 1, int(i % 11 < 6), 12.3)
+    first_of_a_width = 10.0 + draft_length.GRAPH_SHARES[0] * graph_ms
+    controller.record({0: 0}, 1, first_of_a_width)
+    assert controller.length(0, SOME, 3) == 1
+    assert 1.04 < controller.gain(0, SOME, 1) < 1.06
+
+
 def beside_others(*, has_state_history: bool, apart: float = 1.5) -> DraftLengthController:
     """Return a controller of 4 requests: wide drafts, and tokens evaluated again, take ``apart``
     plain steps where they are separate.

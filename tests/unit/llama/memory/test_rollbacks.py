@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pyctl.engine.backend import SequenceTokens
-from pyctl.llama.memory.rollbacks import Rollbacks
+from pyctl.llama.memory.rollbacks import PLAIN_STEPS, Rollbacks
 
 N_UBATCH = 32
 
@@ -20,6 +20,10 @@ class FakeKV:
         self.can_cut = can_cut
         self.cuts: list[tuple[int, int]] = []
         self.marks: dict[int, int] = {}
+        self.history: list[bool] = []
+
+    def keep_history(self, keeps: bool) -> None:
+        self.history.append(keeps)
 
     def cut(self, seq: int, n: int) -> bool:
         self.cuts.append((seq, n))
@@ -128,3 +132,53 @@ def test_a_mark_serves_where_llama_cpp_refuses_the_cut() -> None:
     items = [item(8)]
     marked.record(items, marked.mark(items))
     assert marked.roll_back(0, 18, end=19) == 10
+
+
+def plain_steps(planes: Rollbacks, n: int) -> None:
+    """Evaluate ``n`` steps without drafts."""
+    for _ in range(n):
+        planes.mark([item(0)])
+        planes.record()
+
+
+def test_plain_steps_write_no_planes_once_drafts_are_rare() -> None:
+    kv = FakeKV()
+    planes = rollbacks(kv, n_state_history=3)
+    plain_steps(planes, PLAIN_STEPS)
+    assert kv.history == []
+    planes.mark([item(0), item(0, seq=1)])
+    assert kv.history == [False]
+    planes.record()
+    assert kv.history == [False, True]
+
+
+@pytest.mark.parametrize(
+    "step",
+    [[item(2)], [item(0), item(2, seq=1)], [SequenceTokens(0, (5, 5), 10, 2)]],
+    ids=["drafts", "drafts of another", "sure tokens"],
+)
+def test_a_step_of_more_tokens_writes_planes(step: list[SequenceTokens]) -> None:
+    kv = FakeKV()
+    planes = rollbacks(kv, n_state_history=3)
+    plain_steps(planes, PLAIN_STEPS + 1)
+    kv.history.clear()
+    planes.mark(step)
+    assert kv.history == []
+    plain_steps(planes, PLAIN_STEPS)
+    assert kv.history == []
+
+
+def test_a_failed_plain_step_does_not_keep_the_next_draft_from_its_planes() -> None:
+    kv = FakeKV()
+    planes = rollbacks(kv, n_state_history=3)
+    plain_steps(planes, PLAIN_STEPS)
+    planes.mark([item(0)])  # and no record: the evaluation failed
+    planes.mark([item(2)])
+    assert kv.history == [False, True]
+
+
+def test_a_memory_without_planes_is_not_asked_for_them() -> None:
+    kv = FakeKV()
+    rows = rollbacks(kv)
+    plain_steps(rows, PLAIN_STEPS + 1)
+    assert kv.history == []

@@ -28,6 +28,18 @@ def system(*blocks: Any, **fields: Any) -> dict[str, Any]:
     return {"role": "system", "content": list(blocks), **fields}
 
 
+def deferred(name: str, **fields: Any) -> dict[str, Any]:
+    return {"name": name, "defer_loading": True, **fields}
+
+
+def found(*tool_names: str) -> list[dict[str, Any]]:
+    """Return the search for tools of a client, and its result."""
+    call = {"type": "tool_use", "id": "a", "name": "search", "input": {}}
+    references = [{"type": "tool_reference", "tool_name": name} for name in tool_names]
+    result = {"type": "tool_result", "tool_use_id": "a", "content": references}
+    return [{"role": "assistant", "content": [call]}, user(result)]
+
+
 def names(tools: Any) -> list[str]:
     return [tool["function"]["name"] for tool in tools]
 
@@ -78,6 +90,53 @@ def test_without_tools_in_the_request_an_added_one_goes_to_the_head() -> None:
 
 def test_without_a_change_all_tools_may_be_called() -> None:
     assert "callable_tools" not in converted([HI], tools=[LOOK])
+
+
+def test_a_deferred_tool_is_not_in_the_head() -> None:
+    chat = converted([HI], tools=[LOOK, deferred("wait"), deferred("listen")])
+    assert names(chat["tools"]) == ["look"]
+    assert "callable_tools" not in chat
+
+
+def test_a_reference_defines_the_deferred_tool_in_its_place() -> None:
+    """The head stays the same, whether a search found tools or not."""
+    listen = deferred("listen", description="Listen", input_schema=SCHEMA)
+    chat = converted([HI, *found("listen", "look")], tools=[LOOK, listen, deferred("wait")])
+    assert names(chat["tools"]) == ["look"]
+    assert names(chat["callable_tools"]) == ["look", "listen"]
+    function = (
+        '{"name":"listen","description":"Listen",'
+        '"parameters":{"type":"object","properties":{"at":{"type":"string"}}}}'
+    )
+    text = f"look<functions>\n<function>{function}</function>\n</functions>"
+    assert chat["messages"][-1]["content"] == text
+
+
+def test_a_tool_that_was_found_twice_is_defined_once() -> None:
+    """Otherwise many references would make a small request a large prompt."""
+    messages = [HI, *found("wait", "wait"), *found("wait")]
+    chat = converted(messages, tools=[LOOK, deferred("wait")])
+    contents = [message["content"] for message in chat["messages"]]
+    assert sum(str(content).count("<function>") for content in contents) == 1
+    assert contents[-1] == "wait"
+
+
+def test_a_deferred_tool_that_is_added_is_defined() -> None:
+    inside = system(change("tool_addition", reference("wait")))
+    chat = converted([HI, inside], tools=[LOOK, deferred("wait")])
+    assert names(chat["callable_tools"]) == ["look", "wait"]
+    assert '{"name":"wait","description":"","parameters":{}}' in chat["messages"][1]["content"]
+
+
+def test_deferred_tools_alone_go_to_the_head() -> None:
+    """The template shows the form of calls with its tools, so it needs some."""
+    chat = converted([HI], tools=[deferred("wait")])
+    assert names(chat["tools"]) == ["wait"]
+
+
+def test_a_wrong_deferral_is_refused() -> None:
+    with pytest.raises(RequestError, match="defer_loading"):
+        converted([HI], tools=[{**LOOK, "defer_loading": "later"}])
 
 
 def test_a_summary_brings_the_tools_that_changed_before_it() -> None:

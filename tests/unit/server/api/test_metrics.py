@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -12,6 +13,7 @@ from pyctl.cache.ports import DiskView, Written
 from pyctl.cache.snapshot import BlockBytes
 from pyctl.engine.canary.canary_counts import CanaryView
 from pyctl.engine.engine_stats import EngineCounters, EngineMemory, EngineStats
+from pyctl.engine.loop_detector import ReplyLoop
 from pyctl.engine.request import DraftCounts, Timings
 from pyctl.requests.reply_settings import ReplySettings
 from pyctl.server.api.metrics import canary_metrics, engine_metrics, prometheus_text
@@ -159,6 +161,16 @@ def test_first_tokens_are_histograms_by_source() -> None:
     assert values["gen_ai_server_time_per_output_token_seconds_sum"] == 0.05
     assert values["pyctl_reply_tokens_per_second_sum"] == 20
     assert values["gen_ai_server_request_duration_seconds_sum"] == 0.8
+
+
+def test_loops_count_with_those_that_the_guard_ended() -> None:
+    bench = Bench(settings=ServerSettings(show_metrics=True))
+    plain = Timings(40, 10, 1.0, 11, 500.0, first_token_ms=300.0)
+    for loop in (None, ReplyLoop(3, 400), ReplyLoop(3, 400), ReplyLoop(3, 400, is_ended=True)):
+        bench.engine.counters.count_reply(replace(plain, loop=loop))
+    values = values_of(bench.client.get("/metrics").text)
+    assert values["pyctl_loops_total"] == 3
+    assert values["pyctl_loops_ended_total"] == 1
 
 
 def test_only_names_of_llama_server_have_colons() -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from pyctl.chat.sections import digest_sections
 from pyctl.errors import RequestError
 from pyctl.prompt import Prompt
-from pyctl.requests.body import ConversationBody
-from pyctl.requests.cache_diagnosis import RequestRecords
+from pyctl.requests.cache_diagnosis import RequestRecord, RequestRecords
 from pyctl.server.api.openai_cache import MAX_KEY, ComparedReply, PromptCaching
 from pyctl.server.api.responses_request import ResponseRequest
 
@@ -127,13 +128,19 @@ def test_a_response_is_a_chat_with_the_same_fields() -> None:
     assert not asked.chat.keys() & {"prompt_cache_key", "prompt_cache_options"}
 
 
+def record(text: str, owner: bytes = ME, tools: Any = None, **variables: Any) -> RequestRecord:
+    """Return the record of a message ``text``, which was rendered to a prompt of 1,000 tokens."""
+    sections = digest_sections([{"role": "user", "content": text}], tools, variables)
+    prompt = replace(Prompt.from_ids(range(1000), [990]), sections=sections)
+    return RequestRecord.from_prompt(owner, "m", prompt)
+
+
 def compare(
     records: RequestRecords, later: str, *, n_cached: int, owner: bytes = ME, **fields: Any
 ) -> Any:
     """Return the diagnosis of a prompt of 1,000 tokens against the reply "first"."""
-    body = ConversationBody.from_json({"messages": [{"role": "user", "content": later}], **fields})
-    prompt = Prompt.from_ids(range(1000), [990])
-    comparison = ComparedReply.from_request(records, owner, "m", body, prompt, "first")
+    caching = read(comparison_response_id="first")
+    comparison = ComparedReply(caching, records, record(later, owner, **fields))
     members = comparison.diagnostics(n_cached)
     comparison.remember("later")
     return members["prompt_cache_diagnostics"]
@@ -143,9 +150,7 @@ def compare(
 def records() -> RequestRecords:
     """The records with one request, the message "hi", answered by "first"."""
     records = RequestRecords()
-    body = ConversationBody.from_json({"messages": [{"role": "user", "content": "hi"}]})
-    prompt = Prompt.from_ids(range(1000), [990])
-    ComparedReply.from_request(records, ME, "m", body, prompt, "").remember("first")
+    ComparedReply(PromptCaching(), records, record("hi")).remember("first")
     return records
 
 

@@ -1,20 +1,25 @@
-"""Compressed bodies of requests."""
+"""Bodies of requests: bounded, and decoded."""
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
+import httpx
 import pytest
 import zstandard
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
 
-from pyctl.errors import RequestError
-from pyctl.server.content_coding import create_decoder
-from pyctl.server.middleware import MAX_BODY_BYTES
+from pyctl.errors import PyctlError, RequestError, TooLargeError
+from pyctl.server.http import JsonResponse, error_response
+from pyctl.server.request_body import MAX_BODY_BYTES, BodyLimitMiddleware, create_decoder
 from tests.client import HI, Client
 from tests.unit.server.fake import Bench, play
+from tests.unit.server.parts import in_loop
 
 
 def bare(data: bytes) -> bytes:
@@ -139,3 +144,84 @@ def test_a_window_of_many_megabytes_is_not_allocated() -> None:
     data = encoder.compress(bytes(100)) + encoder.flush()
     with pytest.raises(RequestError, match="cannot be decoded"):
         list(create_decoder("zstd").decode(data))
+
+
+LIMIT = 1000
+
+
+async def counting(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer with the size of the body."""
+    n_bytes = 0
+    more = True
+    try:
+        while more:
+            message = await receive()
+            n_bytes += len(message.get("body", b""))
+            more = message.get("more_body", False)
+    except TooLargeError as error:
+        return await error_response(error)(scope, receive, send)
+    await JsonResponse({"n": n_bytes})(scope, receive, send)
+
+
+async def chunks(n_bytes: int, size: int) -> AsyncIterator[bytes]:
+    for start in range(0, n_bytes, size):
+        yield b"x" * min(size, n_bytes - start)
+
+
+def post_bytes(n_bytes: int, size: int) -> httpx.Response:
+    return Client.to_app(BodyLimitMiddleware(counting, LIMIT)).post(
+        "/", content=chunks(n_bytes, size)
+    )
+
+
+@pytest.mark.parametrize("size", [1, 333, 5000])
+def test_a_body_of_the_limit_passes_and_one_byte_more_does_not(size: int) -> None:
+    assert post_bytes(LIMIT, size).json() == {"n": LIMIT}
+    response = post_bytes(LIMIT + 1, size)
+    assert response.status_code == 413
+    assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+@in_loop
+async def test_large_bodies_share_what_they_may_take() -> None:
+    """A body that does not fit beside those that are still being answered comes again later; small
+    ones always pass.
+    """
+    read = asyncio.Event()
+    answered = asyncio.Event()
+
+    async def waiting(scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        try:
+            body = await request.body()
+        except PyctlError as error:
+            return await error_response(error)(scope, receive, send)
+        if scope["path"] == "/slow":
+            read.set()
+            await answered.wait()
+        await JsonResponse({"n": len(body)})(scope, receive, send)
+
+    transport = httpx.ASGITransport(BodyLimitMiddleware(waiting, 800, small=100, together=1000))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        slow = asyncio.ensure_future(client.post("/slow", content=chunks(700, 50)))
+        await read.wait()
+        found = [
+            (await client.post("/", content=chunks(n, 50))).status_code for n in (100, 300, 301)
+        ]
+        answered.set()
+        found.append((await slow).status_code)
+        found += [(await client.post("/", content=chunks(n, 50))).status_code for n in (800, 801)]
+    assert found == [200, 200, 503, 200, 200, 413]
+
+
+def test_a_client_that_asks_before_it_sends_is_refused_unread() -> None:
+    sent: list[int] = []
+
+    async def scarce() -> AsyncIterator[bytes]:
+        sent.append(1)
+        yield b"x"
+
+    headers = {"expect": "100-continue", "content-length": str(LIMIT + 1)}
+    client = Client.to_app(BodyLimitMiddleware(counting, LIMIT))
+    assert client.post("/", content=scarce(), headers=headers).status_code == 413
+    assert not sent

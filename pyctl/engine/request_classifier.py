@@ -1,17 +1,17 @@
-"""The kinds of requests: the ways in which a request follows from earlier ones."""
+"""The kinds of a model's requests, inferred from their prompts."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from enum import Enum
 
 from pyctl.cache.prompt_comparison import PromptComparison
+from pyctl.cache.request_kind import RequestKind, kind_of_request
 from pyctl.engine.engine_settings import Clock
 from pyctl.prompt import PromptSections
 from pyctl.settings.limit import limit
 
-__all__ = ["RequestClassifier", "RequestKind"]
+__all__ = ["RequestClassifier"]
 
 ACTIVE_SECONDS = 600.0
 """A conversation is active for this long after its last request: people read, and tests run."""
@@ -19,21 +19,6 @@ ACTIVE_SECONDS = 600.0
 MAX_HEADS = limit(
     64, "heads of prompts from which kinds of requests follow", "the oldest are forgotten", "memory"
 )
-
-
-class RequestKind(Enum):
-    """The way in which a request follows from earlier ones.
-
-    An append continues an earlier prompt; a rewrite changes an earlier prompt of its conversation.
-    The others open a conversation: a sub-agent has other tools or another system message than the
-    active conversation; a side request, such as one for a title, has no tools either.
-    """
-
-    FIRST = "first"
-    SUB_AGENT = "sub-agent"
-    SIDE_REQUEST = "side request"
-    APPEND = "append"
-    REWRITE = "rewrite"
 
 
 @dataclass
@@ -68,15 +53,23 @@ class RequestClassifier:
         self, sections: PromptSections | None, comparison: PromptComparison | None
     ) -> RequestKind:
         """Return the kind of a request; ``comparison`` is with the nearest remembered prompt."""
-        kind = _follow_up(comparison)
-        if sections is None:
-            return kind or RequestKind.FIRST
-        kind = kind or self._opening(sections)
-        self._record(sections, kind)
+        is_same = comparison is not None and (
+            comparison.is_same_conversation or comparison.section == "model"
+        )
+        kind = kind_of_request(
+            is_continued=comparison is not None and comparison.is_continued,
+            is_same_conversation=is_same,
+            is_main=sections is None or self._opens_main(sections),
+            has_tools=sections is not None and bool(sections.tools),
+        )
+        if sections is not None:
+            self._record(sections, kind)
         return kind
 
-    def _opening(self, sections: PromptSections) -> RequestKind:
-        """Return the kind of a request that opens a conversation."""
+    def _opens_main(self, sections: PromptSections) -> bool:
+        """Return whether a request that opens a conversation opens a main one: with the head of an
+        active conversation, or without any conversation beside it.
+        """
         now = self._clock()
         active = {
             digest: head
@@ -85,12 +78,8 @@ class RequestClassifier:
         }
         has_agent = any(head.has_tools for head in active.values())
         if sections.tools:
-            is_own = sections.head in active or not has_agent
-            return RequestKind.FIRST if is_own else RequestKind.SUB_AGENT
-        if has_agent:
-            return RequestKind.SIDE_REQUEST
-        is_own = sections.head in active or not active
-        return RequestKind.FIRST if is_own else RequestKind.SIDE_REQUEST
+            return sections.head in active or not has_agent
+        return not has_agent and (sections.head in active or not active)
 
     def _record(self, sections: PromptSections, kind: RequestKind) -> None:
         """Record the head of a request, whose role the request that opened with it determined."""
@@ -102,14 +91,3 @@ class RequestClassifier:
         self._heads[sections.head] = _Head(bool(sections.tools), is_main, self._clock())
         if len(self._heads) > MAX_HEADS:
             self._heads.popitem(last=False)
-
-
-def _follow_up(comparison: PromptComparison | None) -> RequestKind | None:
-    """Return the kind of a request that follows an earlier prompt; None if it opens anew."""
-    if comparison is None:
-        return None
-    if comparison.is_continued:
-        return RequestKind.APPEND
-    if comparison.is_same_conversation or comparison.section == "model":
-        return RequestKind.REWRITE
-    return None

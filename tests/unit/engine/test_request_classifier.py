@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pyctl.cache.prompt_comparison import PromptComparison
-from pyctl.engine.request_kind import ACTIVE_SECONDS, MAX_HEADS, RequestClassifier, RequestKind
+from pyctl.cache.request_kind import RequestKind
+from pyctl.engine.request_classifier import ACTIVE_SECONDS, MAX_HEADS, RequestClassifier
 from pyctl.prompt import PromptSections
 
 AGENT = PromptSections(b"tools", b"agent", b"", b"1" * 8)

@@ -1,5 +1,5 @@
-"""Compressed bodies of requests (``Content-Encoding``, RFC 9110 section 8.4), decoded before
-anything reads them.
+"""Bodies of requests: bounded in size, and decoded (``Content-Encoding``, RFC 9110 section 8.4)
+before anything reads them.
 """
 
 from __future__ import annotations
@@ -13,10 +13,103 @@ import zstandard
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pyctl.errors import ContentCodingError, RequestError, TooLargeError
+from pyctl.errors import BusyError, ContentCodingError, RequestError, TooLargeError
+from pyctl.server.http import error_form, error_response
 from pyctl.settings.limit import limit
 
-__all__ = ["ContentCodingMiddleware", "create_decoder"]
+__all__ = [
+    "MAX_BODY_BYTES",
+    "MAX_IMAGES_BODY_BYTES",
+    "BodyLimitMiddleware",
+    "ContentCodingMiddleware",
+    "create_decoder",
+]
+
+# -- the size
+# ----------------------------------------------------------------------------------
+
+MAX_BODY_BYTES = limit(32 * 2**20, "body of a request", "413", "request", "bytes")
+"""About three times what a prompt of a million tokens takes as JSON, with every character escaped.
+"""
+
+MAX_IMAGES_BODY_BYTES = limit(
+    256 * 2**20, "body of a request to a model with vision", "413", "request", "bytes"
+)
+"""Room for a long conversation with many screenshots, all of which come again with each message."""
+
+_MAX_TOGETHER_BYTES = limit(
+    512 * 2**20, "all large bodies together", "503 with Retry-After", "process", "bytes"
+)
+
+_DRAIN_BYTES = 8 * MAX_BODY_BYTES
+
+
+class BodyLimitMiddleware:
+    """The middleware that bounds bodies. Reading a body of more than ``limit`` bytes raises
+    TooLargeError in the application. One of more than ``small`` bytes raises BusyError if it has
+    more than ``together`` with other large ones, which are not answered yet.
+
+    The rest of the body is read and dropped before, since most clients look for an answer only
+    after they have sent everything; a client that first sends Expect: 100-continue gets the answer
+    at once. ``prefix`` stands before every path.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        limit: int = MAX_BODY_BYTES,
+        prefix: str = "",
+        small: int = MAX_BODY_BYTES,
+        together: int = _MAX_TOGETHER_BYTES,
+    ) -> None:
+        self._small = small
+        self._together = together
+        self._app = app
+        self._limit = limit
+        self._prefix = prefix
+        self._large: dict[object, int] = {}  # bytes of the large bodies that are not answered yet
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Count the bytes of the body while the application reads it.
+
+        A body above the limit, or above the sum of large bodies, raises in the application's read
+        after the rest was drained. With Expect: 100-continue the refusal comes before the body.
+        """
+        headers = Headers(scope=scope)
+        length = headers.get("content-length", "")
+        if "expect" in headers and length.isdecimal() and int(length) > self._limit:
+            form = error_form(scope["path"].removeprefix(self._prefix))
+            return await error_response(self._error(), form)(scope, receive, send)
+        n_bytes = 0
+        this = object()
+
+        async def limited() -> Message:
+            nonlocal n_bytes
+            message = await receive()
+            n_bytes += len(message.get("body", b""))
+            error: Exception | None = self._error() if n_bytes > self._limit else None
+            if error is None and n_bytes > self._small:
+                self._large[this] = n_bytes
+                if sum(self._large.values()) > self._together:
+                    error = BusyError(len(self._large) - 1)
+            if error is None:
+                return message
+            while message.get("more_body", False) and n_bytes < self._limit + _DRAIN_BYTES:
+                message = await receive()
+                n_bytes += len(message.get("body", b""))
+            raise error
+
+        try:
+            await self._app(scope, limited, send)
+        finally:
+            self._large.pop(this, None)
+
+    def _error(self) -> TooLargeError:
+        return TooLargeError(f"the body is larger than {self._limit} bytes")
+
+
+# -- the coding
+# ----------------------------------------------------------------------------------
 
 _PIECE_BYTES = 2**20
 """Decoded at a time; between two pieces, other requests are served."""
