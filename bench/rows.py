@@ -211,8 +211,8 @@ def known(rows: Sequence[Compared]) -> list[str]:
 
 
 def bounds_of(names: Sequence[str], *, is_busy: bool, least: float | None) -> dict[str, float]:
-    """Return the bounds of the rows with these ``names``: ``least`` for all, None for their own.
-    Rows that a busy machine decides have none there.
+    """Return the bounds of the rows with these ``names``, as fractions of the reference: ``least``
+    for all, None for their own. Rows that a busy machine decides have none there.
     """
     bounds = {}
     for name in names:
