@@ -146,7 +146,7 @@ def assemble(
 
 
 def _settle_memory() -> None:
-    """Give back the memory of the load, and exempt the remaining objects from garbage collection."""
+    """Give back the memory of the load, and exempt the other objects from garbage collection."""
     # Loaded objects stay until the end; the collector need not visit them again.
     gc.collect()
     gc.freeze()
