@@ -93,8 +93,8 @@ class SeparateModel(DraftModel):
             return "the memory of the draft model has no rollback"
         if self._memory.window[0]:
             # Each draft is an evaluation of its own, and a later one may take the cell of a row
-            # that the first wrong draft still reads. A snapshot has no rows of its window either:
-            # after a restore the model would draft without the text before.
+            # that the first wrong draft still attends to. A snapshot has no rows of its window
+            # either: after a restore the model would draft without the text before.
             return "the memory of the draft model has no rollback: it has a sliding window"
         return ""
 
