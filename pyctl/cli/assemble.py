@@ -146,8 +146,8 @@ def assemble(
 
 
 def _settle_memory() -> None:
-    """Give back the memory of the load, and exempt what stays from garbage collection."""
-    # What is loaded stays until the end; the collector need not look at it again.
+    """Give back the memory of the load, and exempt the other objects from garbage collection."""
+    # Loaded objects stay until the end; the collector need not visit them again.
     gc.collect()
     gc.freeze()
     # The metadata of the file were read several times, with all texts of the vocabulary: freed

@@ -34,7 +34,7 @@ class ReplyHistory(Generic[E]):
     def __init__(self, max_entries: int, max_bytes: int) -> None:
         self._max_entries = max_entries
         self._max_bytes = max_bytes
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards the members below
         self._entries: OrderedDict[str, E] = OrderedDict()
         self._n_bytes = 0
         self._n_forgotten = 0

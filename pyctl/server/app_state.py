@@ -51,7 +51,7 @@ class AppState(SharedState):
     """The time that the cache saved all clients."""
     model_history: ModelHistory = field(default_factory=ModelHistory)
     span_counts: SpanCounts = field(default_factory=SpanCounts)
-    """What became of the spans of requests, with --otel."""
+    """The outcomes of the spans of requests, with --otel."""
 
     @property
     def media_path(self) -> str:
