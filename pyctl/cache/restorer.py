@@ -214,6 +214,9 @@ class Chooser:
         device: DeviceTier,
         disk: Store | None,
     ) -> None:
+        """Choose for ``lookup`` among its candidates in ``cache`` and, if the prompt may be on
+        disk, the snapshots on ``disk``.
+        """
         self._lookup = lookup
         self._sizes = sizes
         self._cache = cache

@@ -10,7 +10,7 @@ from tools.house import ROOT, reading_of, tree_of
 
 PAGE = ROOT / "docs" / "internals" / "reading.md"
 
-MAX_CODE = 1550
+MAX_CODE = 1580
 """Lines of code, without blank lines, comments and docstrings."""
 
 SECTION = re.compile(r"^## (\d+)\. `(pyctl/[\w/]+\.py)`\n(.*?)(?=^## )", re.MULTILINE | re.DOTALL)

@@ -197,7 +197,8 @@ def test_rows_in_ram_that_an_arriving_snapshot_shares_stay_while_it_waits(tmp_pa
     steps.ram.drop(shallow)
     other_request.set_result(None)
     finish(restoring)
-    assert (stats.source, stats.n_cached) == ("disk", 500)
+    assert stats.source == "disk"
+    assert stats.n_cached == 500
     assert steps.cache.totals.failed_restores == 0
     assert steps.digest() == deepest
     assert steps.cache.close()
