@@ -1,7 +1,7 @@
 """pyctl and llama-server on a CPU, row by row; exit code 1 if pyctl loses one.
 
     python -m bench.rows --llama-server "FILE -nr"      # models of tools/real_models.py
-    python -m bench.rows --llama-server FILE -m MODEL... --repeat 9 --keep
+    python -m bench.rows --llama-server FILE -m MODEL... --repeat 9 --keep    # a file, or smollm2
     python -m bench.rows --llama-server FILE --busy --flags "-t 1"        # as CI does
     python -m bench.rows --llama-server FILE --before "OLD/bin/pyctl serve"
 
@@ -35,7 +35,7 @@ from bench.common import parse, parser_of, show, shown, words
 from bench.real import ahead, file_of, measured, memory
 from pyctl.measure.server_process import PYCTL_SERVE, ServerProcess
 from pyctl.model_files import builtin_model
-from tools.real_models import MODELS, path_of
+from tools.real_models import MODELS, fetch, path_of
 
 LEAST = 0.98
 """The ratio that counts as parity: medians of rounds differ by 2 % without a reason."""
@@ -227,7 +227,13 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the options."""
     options = parser_of(__doc__)
     real = [str(path_of(name)) for name in MODELS if path_of(name).is_file()]
-    options.add_argument("-m", "--models", nargs="+", default=real or [str(builtin_model())])
+    options.add_argument(
+        "-m",
+        "--models",
+        nargs="+",
+        default=real or [str(builtin_model())],
+        help=f"files, or names of real models, which are fetched: {', '.join(MODELS)}",
+    )
     options.add_argument(
         "--llama-server", metavar="COMMAND", help="without it pyctl has no rows to lose"
     )
@@ -281,6 +287,7 @@ def main(
 ) -> int:
     """Print the table of each model; return 1 if pyctl lost a judged row, which is reported."""
     options = parse(parser(), argv, models=[str(builtin_model())], n=[200, 4], repeat=1)
+    options.models = [str(fetch(name)) if name in MODELS else name for name in options.models]
     bounds = bounds_of(options.rows, is_busy=options.busy, least=options.least)
     problems = []
     for index, model in enumerate(options.models):

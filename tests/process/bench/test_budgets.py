@@ -42,7 +42,7 @@ def test_with_room_for_everything_hardly_more_than_the_floor_is_evaluated(name: 
         ("open_webui", 4, 1.31),
         ("opencode", 4, 1.05),
         ("qwen_code", 4, 1.03),
-        ("sillytavern", 8, 1.09),
+        ("sillytavern", 8, 1.10),
         ("three_agents", 4, 1.45),
         ("three_agents", 16, 1.02),
     ],
