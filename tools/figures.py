@@ -168,33 +168,6 @@ def default_flags() -> list[str]:
     return table(COLUMNS, [*body, ["VRAM, MiB", *vram]])
 
 
-TEXTS = ("plain text", "a file", "search and replace", "JSON calls")
-
-
-def texts() -> list[str]:
-    """Return the table of tokens per second of the default, of the head alone and of llama-server's
-    best, by text, shape and replies.
-    """
-    cases = (
-        ("pyctl", "draft-mtp,cache"),
-        ("pyctl", "draft-mtp"),
-        ("llama-server", "ngram-map-k,draft-mtp"),
-    )
-    body = []
-    for shape, name in SHAPES.items():
-        page = f"gpu-texts-{name}-nextn.md"
-        heading = "Texts of their own, and changed files"
-        for n, said in (("1", ""), ("4", ", 4 replies")):
-            for text in TEXTS:
-                body.append(
-                    (
-                        f"{shape}{said}: {text}",
-                        *(row(page, heading, text, n, *case)[0] for case in cases),
-                    )
-                )
-    return table(("text", "default", "`draft-mtp`", "llama-server: `ngram-map-k,draft-mtp`"), body)
-
-
 def models() -> list[str]:
     """Return the table of contexts of docs/contexts.md, which the planner computed."""
     context = {name: n for name, n, *_ in rows("contexts.md", "24 GB", DOCS)}
@@ -259,7 +232,6 @@ FIGURES = {
     "models": Figure(models),
     "first-token": Figure(first_tokens, tuple(SIDE_BY_SIDE.values())),
     "default-flags": Figure(default_flags, tuple(SIDE_BY_SIDE.values())),
-    "texts": Figure(texts, tuple(f"gpu-texts-{name}-nextn.md" for name in SHAPES.values())),
     "claims": Figure(claims),
 }
 
