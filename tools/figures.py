@@ -99,36 +99,34 @@ def first_token(shape: str, way: str) -> tuple[str, str]:
 
 
 README_WAYS = {
-    "cold": "first token after 32,768 tokens: cold",
-    "append": "next turn",
-    "return after another": "another conversation and back",
+    "cold": "first token of a new prompt of 32,768 tokens",
+    "append": "of the next turn",
+    "return after another": "after another conversation and back",
     "after a restart, files in the page cache": "after a restart, files still in RAM",
+    "after a restart": "after a restart, files on the drive",
 }
-SESSIONS = {
-    "traces-servers-2.md": "tokens evaluated in 2 recorded sessions of agents",
-    "traces-servers-3.md": "in 3 sessions, at a 16th of their size",
-}
+HOUSEHOLDS = "traces-households.md"
+"""Recorded sessions on both servers, with a restart, a switch of models or a second client."""
 
 
 def readme() -> list[str]:
-    """Return the table of README: tokens of recorded sessions, first tokens and memory."""
-    body = []
-    for page, name in SESSIONS.items():
-        heading = re.sub("^# ", "", (RESULTS / page).read_text("utf-8").partition("\n")[0])
-        both = [row(page, heading, server, "all") for server in SERVERS]
-        cells = [evaluated for *_, evaluated, _, _ in both]
-        (_, _, floor, *_), _ = both
-        body.append((f"{name}, {floor} of them new", *cells, "CPU, tiny model"))
-    for way, name in README_WAYS.items():
-        body.append((name, *(f"{ms} ms" for ms in first_token("27B", way)), "H100, 27B"))
+    """Return the table of README: first tokens, memory, and tokens of recorded sessions."""
+    body = [
+        (name, *(f"{ms} ms" for ms in first_token("27B", way))) for way, name in README_WAYS.items()
+    ]
     # "base" are also the flags of the times.
     vram, ram = zip(
         *(row(SIDE_BY_SIDE["27B"], "Memory, MiB", server, "base, end")[:2] for server in SERVERS),
         strict=True,
     )
-    body.append(("VRAM at the end", *(f"{mib} MiB" for mib in vram), "H100, 27B"))
-    body.append(("RAM at the end", *(f"{mib} MiB" for mib in ram), "H100, 27B"))
-    return table(("", *SERVERS, "on"), body)
+    body.append(("VRAM at the end", *(f"{mib} MiB" for mib in vram)))
+    body.append(("RAM at the end", *(f"{mib} MiB" for mib in ram)))
+    heading = (RESULTS / HOUSEHOLDS).read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
+    both = [row(HOUSEHOLDS, heading, "a restart", server) for server in SERVERS]
+    _, _, _, floor, *_ = both[0]
+    evaluated = [cells[4] for cells in both]
+    body.append((f"tiny model: tokens evaluated in 42 sessions, {floor} of them new", *evaluated))
+    return table(("27B shape, on an H100", *SERVERS), body)
 
 
 def first_tokens() -> list[str]:
@@ -168,33 +166,6 @@ def default_flags() -> list[str]:
         for s in SERVERS
     ]
     return table(COLUMNS, [*body, ["VRAM, MiB", *vram]])
-
-
-TEXTS = ("plain text", "a file", "search and replace", "JSON calls")
-
-
-def texts() -> list[str]:
-    """Return the table of tokens per second of the default, of the head alone and of llama-server's
-    best, by text, shape and replies.
-    """
-    cases = (
-        ("pyctl", "draft-mtp,cache"),
-        ("pyctl", "draft-mtp"),
-        ("llama-server", "ngram-map-k,draft-mtp"),
-    )
-    body = []
-    for shape, name in SHAPES.items():
-        page = f"gpu-texts-{name}-nextn.md"
-        heading = "Texts of their own, and changed files"
-        for n, said in (("1", ""), ("4", ", 4 replies")):
-            for text in TEXTS:
-                body.append(
-                    (
-                        f"{shape}{said}: {text}",
-                        *(row(page, heading, text, n, *case)[0] for case in cases),
-                    )
-                )
-    return table(("text", "default", "`draft-mtp`", "llama-server: `ngram-map-k,draft-mtp`"), body)
 
 
 def models() -> list[str]:
@@ -257,11 +228,10 @@ def _aged_commits(source: str) -> list[str]:
 
 
 FIGURES = {
-    "readme": Figure(readme, (*SESSIONS, SIDE_BY_SIDE["27B"])),
+    "readme": Figure(readme, (SIDE_BY_SIDE["27B"], HOUSEHOLDS)),
     "models": Figure(models),
     "first-token": Figure(first_tokens, tuple(SIDE_BY_SIDE.values())),
     "default-flags": Figure(default_flags, tuple(SIDE_BY_SIDE.values())),
-    "texts": Figure(texts, tuple(f"gpu-texts-{name}-nextn.md" for name in SHAPES.values())),
     "claims": Figure(claims),
 }
 

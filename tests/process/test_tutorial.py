@@ -72,8 +72,8 @@ def pattern_of(line: str) -> re.Pattern[str]:
     """Return the pattern of an expected line: any digits for digits, any text for `...`, any
     blanks for blanks. A long reply moves a prompt from the device to RAM.
     """
-    parts = re.split(r"(\.\.\.|\blive\b|\d[\d,.]*|\s+)", line.strip())
-    wild = {"...": ".*", "live": "(live|RAM)"}
+    parts = re.split(r"(\.\.\.|\b(?:live|RAM)\b|\d[\d,.]*|\s+)", line.strip())
+    wild = {"...": ".*", "live": "(live|RAM)", "RAM": "(live|RAM)"}
     pattern = ""
     for part in parts:
         if re.fullmatch(r"\d[\d,.]*", part):
@@ -86,12 +86,15 @@ def pattern_of(line: str) -> re.Pattern[str]:
 
 
 class Machine:
-    """The machine of the reader: its home, its terminals, and their output."""
+    """The machine of the reader: its home, its two terminals, and their output. The server runs in
+    the first; the second stays in the directory that the last command entered.
+    """
 
     def __init__(self, directory: Path, environment: dict[str, str], port: int) -> None:
         self._directory = directory
         self._environment = environment
         self._port = port
+        self._entered = directory
         self._log = directory / "server.log"
         self._log.touch()
         self._n_seen = 0
@@ -105,9 +108,10 @@ class Machine:
             self.stop()
             self._start(command)
             return
+        left = self._directory / "left"
         done = subprocess.run(
-            ["bash", "-ec", command],
-            cwd=self._directory,
+            ["bash", "-ec", f"{command}\npwd > {left}"],
+            cwd=self._entered,
             env=self._environment,
             capture_output=True,
             text=True,
@@ -115,6 +119,7 @@ class Machine:
             check=False,
         )
         assert done.returncode == 0, (command, done.stdout, done.stderr)
+        self._entered = Path(left.read_text(encoding="utf-8").strip())
         self._printed += done.stdout + done.stderr
 
     def forget_output(self) -> None:

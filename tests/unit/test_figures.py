@@ -73,11 +73,13 @@ def test_a_table_that_the_engine_left_behind_fails_the_check() -> None:
     """A table may be shown until more than `MAX_AGE` commits changed the engine since one of its
     sources; an unknown age is no fault.
     """
-    shown = {"texts": FIGURES["texts"], "models": FIGURES["models"]}
+    shown = {"first-token": FIGURES["first-token"], "models": FIGURES["models"]}
     assert too_old(shown, lambda commit: MAX_AGE) == []
     assert too_old(shown, lambda commit: None) == []
     (line,) = too_old(shown, lambda commit: MAX_AGE + 1)
-    assert line.startswith("texts: 201 engine commits since 1323d1c8, at most 200: measure it")
+    assert line.startswith(
+        "first-token: 201 engine commits since 7bc26e9b, at most 200: measure it"
+    )
 
 
 def test_a_caption_has_the_age_of_its_source() -> None:
