@@ -89,8 +89,10 @@ class Bounds:
 
     growth_mib: float
     resident_mib: float
-    n_threads: int = 4 + THREADS
-    """Threads that read the disk start when there is work for them."""
+    n_threads: int = 6 + THREADS
+    """Threads that read the disk start when there is work for them, and a timer and the thread that
+    prepares grammars when no request has run for a while.
+    """
     n_files: int = 24
     log_bytes_per_request: int = 1500
 

@@ -34,7 +34,9 @@ ENVIRONMENT = {
     "AWS_REGION": "us-east-1",
 }
 
-TEXTS = [[SYSTEM, user(name, 900)] for name in ("store", "gate", "river", "stone", "bird", "cloud")]
+TEXTS = [
+    [SYSTEM, user(name, n=900)] for name in ("store", "gate", "river", "stone", "bird", "cloud")
+]
 
 SETTINGS = """
 import time
@@ -242,7 +244,7 @@ def test_a_stalled_store_delays_its_request_alone(
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(server.chat, TEXTS[0])
         assert proxy.held.wait(120)
-        assert server.chat([user("other", 20)]).source == "none"
+        assert server.chat([user("other", n=20)]).source == "none"
         evaluated = waiting.result(120)
     assert evaluated.text == filled.replies[0]
     assert evaluated.source == "none"

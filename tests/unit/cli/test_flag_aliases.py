@@ -115,6 +115,7 @@ def test_every_other_flag_of_pyctl_is_its_own() -> None:
         "--no-kv-cache",
         *("--canary-interval", "--receipts", "--no-receipts"),
         *("--loop-guard", "--no-loop-guard"),
+        "--otel",
         *(
             "--kv-cache-min-tokens",
             "--kv-cache-cold-max",

@@ -6,6 +6,7 @@ import pytest
 
 from pyctl.engine.draft.expected_gain import (
     GRAPH_STEPS,
+    START_STEPS,
     DraftedStep,
     DraftOffer,
     Gain,
@@ -95,12 +96,17 @@ def test_what_continues_a_draft_counts_where_that_is_right() -> None:
 
 
 @pytest.mark.parametrize(
-    ("is_copy", "share"), [(False, 1 / GRAPH_STEPS), (True, (1.5 + 0.5) * (1 - 0.5))]
+    ("is_copy", "last_width", "share"),
+    [
+        (False, NEW_WIDTH, 1 / START_STEPS),
+        (False, StepWidth(1, 3), 1 / GRAPH_STEPS),
+        (True, NEW_WIDTH, (1.5 + 0.5) * (1 - 0.5)),
+    ],
 )
-def test_a_new_width_takes_a_graph(is_copy: bool, share: float) -> None:
+def test_a_new_width_takes_a_graph(is_copy: bool, last_width: StepWidth, share: float) -> None:
     offer = DraftOffer(1, 0.5, is_copy)
     same, other = (
-        gain_of(offer, graph_ms=20.0, last_width=width) for width in (StepWidth(1, 2), NEW_WIDTH)
+        gain_of(offer, graph_ms=20.0, last_width=width) for width in (StepWidth(1, 2), last_width)
     )
     assert same.cost == other.cost == pytest.approx(0.1)
     assert same.speed / other.speed == pytest.approx((1.1 + 2.0 * share) / 1.1)
