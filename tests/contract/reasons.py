@@ -49,6 +49,12 @@ REASONS: tuple[tuple[str, str, str], ...] = (
         "the model has no such token; llama-server shows what its id would be",
     ),
     ("^/metrics", r"extra pyctl_", "the cache's own metrics"),
+    ("^/metrics", r"extra gen_ai_server_", "times by the names of OpenTelemetry's conventions"),
+    (
+        "",
+        r"extra (\S+\.)?usage\.prompt_tokens_details\.cache_write_tokens$",
+        "the field of OpenAI for tokens that the cache has taken",
+    ),
     ("", r"^status: 500 / 200$", "taken, where llama-server fails with 500"),
     (
         (
