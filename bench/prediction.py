@@ -32,12 +32,12 @@ from pyctl.measure.server_process import PYCTL_SERVE, ServerProcess
 from pyctl.model_files import builtin_model
 from tools.real_models import MODELS, path_of
 
-FILE = Path(pyctl.__file__).parent / "files" / "user_directory.py"
+FILE = Path(pyctl.__file__).parent / "cache" / "block_sizes.py"
 
 SERVERS = {"none": "none", "cache": "cache"}
 """Values of --spec-type by the name of the server."""
 
-RENAMES = (("environ", "variables"), ("path", "place"), ("name", "label"))
+RENAMES = (("covered", "resumed"), ("state", "snapshot"), ("row", "cell"))
 """A name of the file and its replacement, one pair a round."""
 
 COLUMNS = ("tokens/s", "gain", "reply tokens", "accepted", "rejected", "same text")
@@ -137,8 +137,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__)
     real = [str(path_of(name)) for name in MODELS if name != "gemma3" and path_of(name).is_file()]
     parser.add_argument("-m", "--models", nargs="+", default=real or [str(builtin_model())])
-    parser.add_argument("--chars", type=int, default=1000, help="characters of the file")
-    parser.add_argument("--tokens", type=int, default=280, help="the maximum tokens of a reply")
+    parser.add_argument("--chars", type=int, default=1500, help="characters of the file")
+    parser.add_argument("--tokens", type=int, default=440, help="the maximum tokens of a reply")
     parser.add_argument("--repeat", type=int, default=3)
     quick: dict[str, Any] = {"models": [str(builtin_model())], "chars": 200, "tokens": 8}
     options = parse(parser, argv, **quick, repeat=1)
