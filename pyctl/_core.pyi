@@ -24,6 +24,7 @@ Buffer: TypeAlias = NDArray[np.uint8] | bytes | bytearray | memoryview
 LLAMA_VERSION: str
 GGML_VERSION: str
 BINDINGS_VERSION: str
+MAX_STAGE_BYTES: int
 
 def breakdown(ctx: int) -> dict[str, list[int]]:
     """Return the bytes of weights, K and V, states and compute buffers by device of a llama_context, "" for the host.

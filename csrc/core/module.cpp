@@ -1,4 +1,5 @@
 // The extension module `_core`: the list of its classes and functions.
+#include "device/transfer.h"
 #include "library/breakdown.h"
 #include "library/context.h"
 #include "module.h"
@@ -31,6 +32,7 @@ PYBIND11_MODULE(_core, m) {
     m.attr("LLAMA_VERSION")    = PYCTL_LLAMA_VERSION;
     m.attr("GGML_VERSION")     = PYCTL_GGML_VERSION;
     m.attr("BINDINGS_VERSION") = PYCTL_BINDINGS_VERSION;
+    m.attr("MAX_STAGE_BYTES")  = max_stage;
     m.def("breakdown", [](uintptr_t ctx) { return library::breakdown(reinterpret_cast<llama_context *>(ctx)); }, py::arg("ctx"));
     m.def("row_places", [](uintptr_t ctx) { return library::row_places(reinterpret_cast<llama_context *>(ctx)); }, py::arg("ctx"));
     m.def("layer_devices", [](uintptr_t model) { return library::layer_devices(reinterpret_cast<llama_model *>(model)); }, py::arg("model"));

@@ -67,7 +67,7 @@ bool transfer::open_lanes(const std::vector<ggml_tensor *> & tensors) {
         }
         const auto event  = [&] { return event_handle(ggml_backend_event_new(device)); };
         const auto stream = [&] { return backend_handle(ggml_backend_dev_init(device, nullptr)); };
-        lane       opened{ device, compute, event(), event(), event(), {}, 0, stream(), stream() };
+        lane       opened{ device, compute, event(), event(), event(), {}, 0, 0, stream(), stream() };
         if (!opened.computed || !opened.copied || !opened.left || !opened.copies || !opened.leaves) {
             return false;
         }
@@ -79,15 +79,17 @@ bool transfer::open_lanes(const std::vector<ggml_tensor *> & tensors) {
 void transfer::open_stages(const std::vector<copy_region> & staged) {
     has_stages = !staged.empty();
     for (lane & lane : lanes) {
+        size_t all     = 0;
         size_t largest = 0;
         for (const copy_region & region : staged) {
             if (&lane_of(region.tensor) == &lane) {
-                lane.n_staged += region.total();
+                all += region.total();
                 largest = std::max(largest, region.total());
             }
         }
         if (largest > 0) {
-            lane.stage = zeros_or_none(ggml_backend_dev_buffer_type(lane.device), lane.n_staged + largest);
+            lane.room  = std::max(std::min(all, max_stage), largest);
+            lane.stage = zeros_or_none(ggml_backend_dev_buffer_type(lane.device), lane.room + largest);
             has_stages = has_stages && lane.stage.buffer != nullptr;
         }
     }
@@ -157,39 +159,53 @@ void transfer::save_staged(const std::vector<copy_region> & from, uint8_t * dst)
         load_end();
         return;
     }
-    std::vector<std::pair<lane *, copy_region>> parts;  // of the stages, each of which leaves in one piece
-    std::vector<size_t>                         used(lanes.size());
-    size_t                                      end = 0;
+    std::vector<staged_part> parts;
+    size_t                   end = 0;
+    wait_for_stages();
+    for (const copy_region & region : from) {
+        lane & place = lane_of(region.tensor);
+        if (place.filled + region.total() > place.room) {
+            empty_stages(parts, dst);
+            wait_for_stages();
+        }
+        const ggml_tensor source = bytes_of(region.tensor, region.offset, region.total());
+        ggml_tensor       target = bytes_of(&place.stage.bytes, place.filled, region.total());
+        ggml_backend_tensor_copy_async(place.compute, place.compute, &source, &target);
+        const bool follows = !parts.empty() && parts.back().place == &place && parts.back().bytes.end() == region.place;
+        if (follows && parts.back().bytes.count * region.count == 1) {
+            parts.back().bytes.size += region.size;
+        } else {
+            parts.push_back({ &place, { &place.stage.bytes, place.filled, region.size, region.count, region.size, region.pitch, region.place } });
+        }
+        place.filled += region.total();
+        end = std::max(end, region.end());
+    }
+    empty_stages(parts, dst);
+    forget_left();
+    leaving.push_back({ dst, dst + end, done.take() });
+}
+
+// What computes next waits until the stages have left, and may fill them then.
+void transfer::wait_for_stages() {
     for (lane & lane : lanes) {
         ggml_backend_event_wait(lane.compute, lane.left.get());
     }
-    for (const copy_region & region : from) {
-        lane &            place  = lane_of(region.tensor);
-        size_t &          at     = used[static_cast<size_t>(&place - lanes.data())];
-        const ggml_tensor source = bytes_of(region.tensor, region.offset, region.total());
-        ggml_tensor       target = bytes_of(&place.stage.bytes, at, region.total());
-        ggml_backend_tensor_copy_async(place.compute, place.compute, &source, &target);
-        if (!parts.empty() && parts.back().first == &place && parts.back().second.count * region.count == 1 &&
-            parts.back().second.end() == region.place) {
-            parts.back().second.size += region.size;
-        } else {
-            parts.push_back({ &place, { &place.stage.bytes, at, region.size, region.count, region.size, region.pitch, region.place } });
-        }
-        at += region.total();
-        end = std::max(end, region.end());
-    }
+}
+
+// Sends `parts`, which the stages hold, to `dst`, each in one piece.
+void transfer::empty_stages(std::vector<staged_part> & parts, uint8_t * dst) {
     for (lane & lane : lanes) {
         ggml_backend_event_record(lane.computed.get(), lane.compute);
         ggml_backend_event_wait(lane.leaves.get(), lane.computed.get());
     }
-    for (const auto & [place, part] : parts) {
-        save_by(place->leaves.get(), part, dst);
+    for (const auto & [place, bytes] : parts) {
+        save_by(place->leaves.get(), bytes, dst);
     }
     for (lane & lane : lanes) {
         ggml_backend_event_record(lane.left.get(), lane.leaves.get());
+        lane.filled = 0;
     }
-    forget_left();
-    leaving.push_back({ dst, dst + end, done.take() });
+    parts.clear();
 }
 
 void transfer::forget_left() {
@@ -213,8 +229,8 @@ void transfer::wipe(const std::vector<copy_region> & regions) {
     for (const copy_region & region : regions) {
         const lane & lane = lane_of(region.tensor);
         for (size_t done = 0, n; done < region.total(); done += n) {
-            n                        = std::min(lane.stage.size() - lane.n_staged, region.total() - done);
-            const ggml_tensor zeros  = bytes_of(&lane.stage.bytes, lane.n_staged, n);
+            n                        = std::min(lane.stage.size() - lane.room, region.total() - done);
+            const ggml_tensor zeros  = bytes_of(&lane.stage.bytes, lane.room, n);
             ggml_tensor       target = bytes_of(region.tensor, region.offset + done, n);
             ggml_backend_tensor_copy_async(lane.compute, lane.compute, &zeros, &target);
         }

@@ -11,7 +11,9 @@
 //                         before it, so `row_memory::fence` calls it when saved rows are given up; rows that stay where
 //                         they are need no such wait.
 //   computing -> leaves   `save_staged` copies to a stage on the stream that computes. The next evaluation may overwrite the
-//   leaves -> computing   tensors while the stage leaves, and the next content of the stage waits until it has left.
+//   leaves -> computing   tensors while the stage leaves, and the next content of the stage waits until it has left. What
+//                         exceeds a stage goes through it in several rounds, and the next evaluation waits for all but
+//                         the last.
 //   leaves -> copies      `load` from host memory that a stage still goes to waits for that.
 //
 // `wipe`, `put` and `move` are on the stream that computes, after the evaluations before them and before those after them.
@@ -25,6 +27,10 @@
 #include "host/host_arena.h"
 
 #include "llama.h"
+
+// The maximum bytes of a device's stage: a whole state of a 27B model would take 150 MiB of the card. An evaluation waits
+// for the rest of it as long as the bus takes, 5 ms on PCIe 4.
+constexpr size_t max_stage = size_t(16) << 20;
 
 // `count` pieces of `size` bytes: in the tensor from `offset` on, `stride` apart; in host memory from `place` on, `pitch`
 // apart.
@@ -71,7 +77,8 @@ struct plane {
 
 class transfer {
 public:
-    // `tensors` are to be copied; tensors like `staged` are copied at a time by `save_staged`. Host memory may lie
+    // `tensors` are to be copied; tensors like `staged` are copied at a time by `save_staged`, through stages of
+    // `max_stage` bytes, or of the largest of them. Host memory may lie
     // in `pinned`, which no copy may cross from one registered range into the next. With a `lag`, copies that are not
     // asynchronous pretend to be, see copy_progress.h.
     transfer(llama_context * ctx, const std::vector<ggml_tensor *> & tensors, const std::vector<copy_region> & staged,
@@ -120,8 +127,9 @@ private:
         event_handle       computed;
         event_handle       copied;
         event_handle       left;
-        tensor_buffer      stage;     // on the device; none if nothing is staged
-        size_t             n_staged;  // bytes of it; after them come zeros, as many as the largest region has
+        tensor_buffer      stage;   // on the device; none if nothing is staged
+        size_t             room;    // bytes of it; after them come zeros, as many as the largest region has
+        size_t             filled;  // of the room
         backend_handle     copies;  // these go first
         backend_handle     leaves;
     };
@@ -133,10 +141,18 @@ private:
         copy_progress::ticket ticket;
     };
 
+    // Bytes of the stage of `place`, on their way to host memory.
+    struct staged_part {
+        lane *      place;
+        copy_region bytes;
+    };
+
     bool        open_lanes(const std::vector<ggml_tensor *> & tensors);
     void        open_stages(const std::vector<copy_region> & staged);
     lane &      lane_of(const ggml_tensor * tensor);
     void        save_by(ggml_backend_t stream, const copy_region & from, uint8_t * dst);
+    void        wait_for_stages();
+    void        empty_stages(std::vector<staged_part> & parts, uint8_t * dst);
     void        forget_left();
 
     template <typename F> void each_contiguous(const copy_region & region, const uint8_t * host, const F & copy) const;

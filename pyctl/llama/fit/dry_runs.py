@@ -113,10 +113,11 @@ class DryRun:
         # A mark is a state like an earlier one, one per sequence, which the extension allocates.
         n_earlier = n_states - 1 + self._marks_states if last_states else 0
         states = last_states
-        # The extension copies a state within its GPU before it copies it to the host.
+        # A state passes through a stage on its GPU on its way to the host (csrc/device/transfer.h).
         if breakdown.core is not None and self._places.are_all_local_gpus(usage):
-            copies = Counter({place: size // n_seqs for place, size in last_states.items()})
-            states = last_states + copies
+            largest = breakdown.core.MAX_STAGE_BYTES
+            stages = {place: min(size // n_seqs, largest) for place, size in last_states.items()}
+            states = last_states + Counter(stages)
         earlier_states = {place: size * n_earlier for place, size in last_states.items()}
         in_all = UsageByPlace(
             weights=usage.weights,
