@@ -27,7 +27,8 @@ def required_memory(
     Loads nothing. Raises ModelError for a file that cannot be loaded, and for a context that no
     memory of the machine could hold.
     """
-    resolved = Resolved.from_settings(settings, with_inferred_type(drafts))
+    inferred = with_inferred_type(drafts)
+    resolved = Resolved.from_settings(settings, inferred).with_expert_batches()
     usage = None
     if vision.mmproj_path and not vision.is_optional:
         usage = make_encoder(resolved, vision).usage

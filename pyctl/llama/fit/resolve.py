@@ -27,7 +27,7 @@ def resolve(model: ModelSettings, drafts: DraftSettings = NO_DRAFTS) -> Resolved
     of the type that ``drafts`` name.
     """
     inferred = with_inferred_type(drafts)
-    resolved = Resolved.from_settings(model, inferred)
+    resolved = Resolved.from_settings(model, inferred).with_expert_batches()
     if inferred.draft_types != drafts.draft_types:
         resolved = resolved.with_drafts(
             inferred, "as the draft model's file and the extension allow"

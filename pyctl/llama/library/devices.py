@@ -336,6 +336,7 @@ class FileHead:
 
 
 NUMBERS = (
+    "expert_count",
     "target_layers",
     "target_hidden_size",
     "embedding_length",
@@ -349,7 +350,9 @@ NUMBERS = (
     "vision.feed_forward_length",
     "vision.attention.head_count",
 )
-"""Names of draft models that read rows of the target model, and of vision encoders."""
+"""Names of mixtures of experts, of draft models that read rows of the target model, and of vision
+encoders.
+"""
 
 _FORMS: dict[int, Any] = {4: ctypes.c_uint32, 5: ctypes.c_int32, 7: ctypes.c_bool}
 _STRING = 8

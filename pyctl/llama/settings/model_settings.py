@@ -366,7 +366,7 @@ class ModelSettings:
         "tokens in one evaluation",
         tokens(1),
         "LLAMA_ARG_UBATCH",
-        shown="512, 1024 on a GPU",
+        shown="512; on a GPU 768, of a mixture of experts 1024",
     )
     n_threads: int = CONTEXT.flag(
         -1,

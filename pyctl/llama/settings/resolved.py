@@ -31,6 +31,9 @@ from pyctl.machine.control_groups import read_text
 from pyctl.settings.limit import limit
 
 __all__ = [
+    "CPU_UBATCH",
+    "EXPERTS_UBATCH",
+    "GPU_UBATCH",
     "LONG_DRAFT",
     "NO_DRAFTS",
     "PREDICTED_DRAFT",
@@ -48,8 +51,19 @@ NO_DRAFTS = DraftSettings()
 CPU_UBATCH = 512
 """Default tokens of one evaluation without a GPU: llama.cpp's own."""
 
-GPU_UBATCH = 1024
-"""Default tokens of one evaluation on a GPU, which evaluates large batches faster per token."""
+GPU_UBATCH = 768
+"""Default tokens of one evaluation on a GPU.
+
+27B evaluates prompts at 0.99 of the speed of 1,024 tokens, and with 512 at 0.96. Each token of a
+batch takes 0.4 MiB of the card at a context of 65,536.
+"""
+
+EXPERTS_UBATCH = 1024
+"""The same of a mixture of experts, which reads the weights of all experts for each batch: 35B-A3B
+evaluates 768 tokens at 0.89 of this speed.
+"""
+
+ON_GPU = "the default on a GPU"
 
 BYTES_PER_THREAD = 2**20
 """Minimum weights of a layer per thread for single tokens: with fewer, threads wait at barriers for
@@ -171,13 +185,27 @@ class Resolved:
             return self
         if self.gpus:
             default = GPU_UBATCH
-            reason = "the default on a GPU"
+            reason = ON_GPU
         else:
             default = CPU_UBATCH
             reason = "the default without a GPU"
         n_ubatch = min(default, self.model.n_batch)
         if n_ubatch < default:
             reason = "as many as --batch-size allows"
+        return self.chosen("--ubatch-size", reason, n_ubatch=n_ubatch)
+
+    def with_expert_batches(self) -> Resolved:
+        """Return the settings with larger automatic batches if the model is a mixture of experts.
+
+        Raises ModelError if the model's file cannot be read.
+        """
+        if self.reasons.get("--ubatch-size") != ON_GPU:
+            return self
+        n_experts = max(self.file_head.numbers.get("expert_count", ()), default=0)
+        if n_experts < 2:
+            return self
+        n_ubatch = min(EXPERTS_UBATCH, self.model.n_batch)
+        reason = "the default of a mixture of experts on a GPU"
         return self.chosen("--ubatch-size", reason, n_ubatch=n_ubatch)
 
     def _without_amx(self) -> Resolved:

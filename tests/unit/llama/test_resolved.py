@@ -41,7 +41,7 @@ def shown(resolved: Resolved, flag: str) -> tuple[str, str]:
     ("devices", "fields", "expected"),
     [
         ((CPU,), {}, ("512", "the default without a GPU")),
-        ((GPU, CPU), {}, ("1024", "the default on a GPU")),
+        ((GPU, CPU), {}, ("768", "the default on a GPU")),
         ((GPU, CPU), {"devices": ("none",)}, ("512", "the default without a GPU")),
         ((GPU, CPU), {"n_batch": 300}, ("300", "as many as --batch-size allows")),
         ((GPU, CPU), {"n_ubatch": 64}, ("64", "given")),

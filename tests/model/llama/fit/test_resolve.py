@@ -11,8 +11,11 @@ import pytest
 from pyctl.errors import ModelError
 from pyctl.llama.fit.resolve import resolve
 from pyctl.llama.library import extension
+from pyctl.llama.library.devices import Device
+from pyctl.llama.settings import resolved as resolved_module
 from pyctl.llama.settings.draft_settings import DraftSettings
 from pyctl.llama.settings.model_settings import ModelSettings
+from pyctl.llama.settings.resolved import CPU_UBATCH, EXPERTS_UBATCH, GPU_UBATCH
 
 
 @pytest.mark.parametrize(
@@ -51,6 +54,35 @@ def test_without_the_extension_there_is_one_sequence(
         resolved = resolve(ModelSettings(path=str(model_path("tiny-llama")), n_seqs=n_seqs))
         assert resolved.model.n_seqs == 1
     assert not caplog.records
+
+
+GPU = Device("CUDA0", "a GPU", True, 0, "CUDA0", 0, 2**34, 2**34)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "expected"),
+    [
+        ("tiny-moe", {}, EXPERTS_UBATCH),
+        ("tiny-dense", {}, GPU_UBATCH),
+        ("tiny-moe", {"n_ubatch": 640}, 640),
+        ("tiny-moe", {"n_batch": 900}, 900),
+    ],
+)
+def test_a_mixture_of_experts_has_larger_batches_on_a_gpu(
+    model_path: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    fields: dict[str, int],
+    expected: int,
+) -> None:
+    settings = ModelSettings(path=str(model_path(name)), **fields)
+    monkeypatch.setattr(resolved_module, "devices", lambda: (GPU,))
+    assert resolve(settings).model.n_ubatch == expected
+
+
+def test_without_a_gpu_experts_have_no_larger_batches(model_path: Callable[[str], Path]) -> None:
+    resolved = resolve(ModelSettings(path=str(model_path("tiny-moe"))))
+    assert resolved.model.n_ubatch == CPU_UBATCH
 
 
 def test_the_draft_file_decides_how_it_drafts(model_path: Callable[[str], Path]) -> None:
