@@ -180,7 +180,7 @@ def test_each_part_counts_where_llama_cpp_puts_it(
     model_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]
 ) -> None:
     """Each part of the memory counts on the device that holds it; with everything on GPUs each
-    sequence has one more state, for copies within the device.
+    sequence has one more of these small states, for copies within the device.
     """
     settings, n_ctx = ModelSettings(path=str(model_path("tiny-hybrid"))), 16_384
     with dry_run(Resolved.from_settings(settings)) as run:
@@ -198,6 +198,19 @@ def test_each_part_counts_where_llama_cpp_puts_it(
             [wanted.weights, wanted.kv, wanted.states, wanted.compute], abs=4
         )
     assert plan.gpus[0].free == 24_000 * MIB
+
+
+def test_a_large_state_passes_through_a_small_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stage as large as a state of 27B would take 150 MiB of the card."""
+    path = hollow_model(tmp_path / "m.gguf", SHAPES["27b"], monkeypatch)
+    on_gpus(monkeypatch, TWO_GPUS, "CUDA0")
+    settings = ModelSettings(path=str(path), n_seqs=4, repack=False)
+    with dry_run(Resolved.from_settings(settings)) as run:
+        plan = run.plan(16_384)
+    assert plan.state_bytes > CORE.MAX_STAGE_BYTES
+    assert plan.places[0].usage.states == 4 * plan.state_bytes + CORE.MAX_STAGE_BYTES
 
 
 @pytest.mark.parametrize("name", ["tiny-dense", "tiny-hybrid-nextn", "tiny-moe", *FAMILIES])
