@@ -12,7 +12,7 @@ has its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
 from itertools import islice, pairwise
@@ -37,7 +37,7 @@ from pyctl.model_files import builtin_model
 from pyctl.processes.module_command import module_command
 from tools.generator import SHAPES
 
-__all__ = ["rewriting"]
+__all__ = ["KINDS", "rewriting"]
 
 HEAD = "draft-mtp"
 TYPES = {OURS: (f"{HEAD},cache", HEAD), PEER: (f"ngram-map-k,{HEAD}",)}
@@ -110,15 +110,19 @@ KINDS: dict[str, Callable[[], Iterator[Conversation]]] = {
 }
 
 
-def texts_of(n_vocab: int, file: Path, longest: int) -> dict[str, list[Text]]:
-    """Return conversations of each kind in a generated vocabulary; one only, whose tokens may
-    become the same, if that is small. Replies have up to ``longest`` tokens.
+def texts_of(
+    n_vocab: int, file: Path, longest: int, kinds: Collection[str] = tuple(KINDS)
+) -> dict[str, list[Text]]:
+    """Return conversations of each of ``kinds`` in a generated vocabulary; one only, whose tokens
+    may become the same, if that is small. Replies have up to ``longest`` tokens.
     """
     tokenize = tokenizer_of(file).tokenize
     is_small = n_vocab < 2 * _FIRST
     first, n_numbers, n_kind = (0, _PRINTED, 1) if is_small else (_FIRST, n_vocab - _FIRST, N_KIND)
     found: dict[str, list[Text]] = {}
     for kind, conversations in KINDS.items():
+        if kind not in kinds:
+            continue
         for before, after in islice(
             conversations() if kind == "a file" or not is_small else (), n_kind
         ):
@@ -146,7 +150,7 @@ def rewriting(run: Run) -> None:
             part="rewriting", kind="skipped", case=f"rewriting: no {file}", server=OURS
         )
         return
-    texts = texts_of(n_vocab, file, max(run.options.prompt))
+    texts = texts_of(n_vocab, file, max(run.options.prompt), run.options.texts)
     given = run.work / f"{run.shape}-given.bin"
     write(given, [[*prompt, *reply] for each in texts.values() for prompt, reply in each])
     for name in run.names:

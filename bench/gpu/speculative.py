@@ -36,7 +36,7 @@ from typing import Any
 from bench.common import words
 from bench.gpu.machine import describe, free_vram_mib, vram_mib
 from bench.gpu.report import OURS, PEER
-from bench.gpu.rewriting import HEAD, rewriting
+from bench.gpu.rewriting import HEAD, KINDS, rewriting
 from bench.gpu.servers import (
     Completion,
     Server,
@@ -362,6 +362,9 @@ def main() -> None:
         default=[],
         metavar="TYPES",
         help="of rewriting: --spec-type, then more flags",
+    )
+    parser.add_argument(
+        "--texts", nargs="+", choices=KINDS, default=list(KINDS), help="of rewriting"
     )
     parser.add_argument(
         "--together", type=int, default=0, metavar="N", help="servers loaded at a time; 0: that fit"

@@ -36,6 +36,10 @@ def test_conversations_have_no_token_in_common_and_none_that_is_special() -> Non
     assert max(prompt) == 93
 
 
+def test_texts_of_some_kinds_alone() -> None:
+    assert [*texts_of(248_320, builtin_model(), 300, ["JSON calls"])] == ["JSON calls"]
+
+
 def test_a_head_knows_its_share() -> None:
     assert [sum(is_known(i, share) for i in range(4000)) / 4000 for share in (0.0, 0.8, 1.0)] == [
         0.0,
