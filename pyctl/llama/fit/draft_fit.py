@@ -99,25 +99,24 @@ def _possible_drafts(resolved: Resolved) -> Iterator[DraftSettings]:
 
 
 def _note_of(drafts: DraftSettings, plan: MemoryPlan, tensors: Mapping[str, int]) -> str:
-    """Return the line for the log: the drafts, and the memory that a head takes with them."""
+    """Return the line for the log: the drafts, and the memory that they take."""
     names = ",".join(drafts.draft_types)
     note = f"drafts by default: --spec-type {names}, none turns them off"
+    n_bytes = _draft_bytes(plan)
     if drafts.has("draft-mtp"):
-        note += f"; the model's head drafts up to {drafts.n_draft} tokens a step and takes "
-        note += f"{_head_bytes(plan, tensors) / MIB:,.0f} MiB"
+        n_bytes += _head_weights(tensors)
+        note += f"; the model's head drafts up to {drafts.n_draft} tokens a step"
+    if n_bytes:
+        note += f"; drafts take {n_bytes / MIB:,.0f} MiB"
     return note
 
 
-def _head_bytes(plan: MemoryPlan, tensors: Mapping[str, int]) -> int:
-    """Return the bytes that a model takes only because its own head drafts: the head's block, rows
-    and buffers, and the states of earlier tokens.
-    """
+def _draft_bytes(plan: MemoryPlan) -> int:
+    """Return the bytes of rows, buffers and states that a model takes only because it drafts."""
+    return sum(place.usage.drafts + place.usage.state_history for place in plan.places)
+
+
+def _head_weights(tensors: Mapping[str, int]) -> int:
+    """Return the bytes of the blocks of a model's own head."""
     blocks = {tensor_layer(name) for name in tensors if ".nextn." in name}
-    n_bytes = 0
-    for name, size in tensors.items():
-        if tensor_layer(name) in blocks:
-            n_bytes += size
-    for place in plan.places:
-        usage = place.usage
-        n_bytes += usage.drafts + usage.state_history
-    return n_bytes
+    return sum(size for name, size in tensors.items() if tensor_layer(name) in blocks)

@@ -174,8 +174,8 @@ def test_the_log_says_what_drafts_or_why_nothing_does(
     fitted(fails=1)
     assert [each for each in caplog.messages if "drafts" in each] == [
         "drafts by default: --spec-type draft-mtp,cache, none turns them off; "
-        "the model's head drafts up to 2 tokens a step and takes 2,500 MiB",
-        "drafts by default: --spec-type cache, none turns them off",
+        "the model's head drafts up to 2 tokens a step; drafts take 2,500 MiB",
+        "drafts by default: --spec-type cache, none turns them off; drafts take 600 MiB",
         (
             "no drafts by default: 65,536 tokens of context do not fit with them; -np 1 or -ctk "
             "q8_0 "
@@ -197,7 +197,8 @@ def test_the_memory_of_a_head_includes_its_block_rows_and_states() -> None:
     }
     usage = Usage(weights=100, kv=200, states=300, compute=400, state_history=17, drafts=19)
     plan = MemoryPlan(256, 1, 1.0, 0, (Place("CUDA0", True, usage, 1000),))
-    assert draft_fit._head_bytes(plan, tensors) == 7 + 11 + 17 + 19
+    assert draft_fit._head_weights(tensors) == 7 + 11
+    assert draft_fit._draft_bytes(plan) == 17 + 19
 
 
 def test_without_a_gpu_nothing_drafts_by_default(
