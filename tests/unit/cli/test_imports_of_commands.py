@@ -35,6 +35,23 @@ def test_a_server_imports_no_other_api_of_llama_cpp_and_no_grammars() -> None:
     assert found & unused == set()
 
 
+BEFORE_A_LOAD = 260
+"""Modules that may be imported before the load of a model begins, Python's own included. llama.cpp
+could read weights meanwhile: each costs about half a millisecond.
+"""
+
+
+def test_few_modules_are_imported_before_a_load_begins() -> None:
+    assert len(modules_after("import pyctl.cli.serve_command")) <= BEFORE_A_LOAD
+
+
+def test_a_load_begins_without_numpy_cache_engine_and_disk() -> None:
+    found = modules_after("import pyctl.cli.serve_command")
+    assert found & {"numpy", "msgspec", "jinja2", "starlette", "asyncio", "sqlite3"} == set()
+    rooms = ("pyctl.disk.", "pyctl.cache.prefix_cache", "pyctl.cache.ports", "pyctl.engine.engine.")
+    assert [name for name in sorted(found) if name.startswith(rooms)] == []
+
+
 def test_a_server_without_otel_imports_no_part_of_opentelemetry() -> None:
     found = modules_after("import pyctl.cli.serving, pyctl.server.api.embeddings")
     assert {name for name in found if name.startswith("opentelemetry")} == set()
