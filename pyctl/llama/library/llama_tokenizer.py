@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import compress, repeat
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyctl.llama.library.bindings import api
+from pyctl.llama.library.extension import library_file
 
 __all__ = ["LlamaTokenizer", "read_piece"]
 
@@ -92,9 +93,7 @@ class LlamaTokenizer:
     @cached_property
     def _attributes(self) -> NDArray[np.int32]:
         """Attributes of all tokens: a call for each of 250,000."""
-        return np.fromiter(
-            map(api.llama_vocab_get_attr, repeat(self._vocab), range(self.n_vocab)), np.int32
-        )
+        return np.fromiter(self._each("llama_vocab_get_attr", ctypes.c_int), np.int32)
 
     def all_pieces(self) -> list[bytes]:
         """Return the bytes of every token, control tokens included."""
@@ -117,8 +116,18 @@ class LlamaTokenizer:
 
     @cached_property
     def _ends(self) -> frozenset[int]:
-        is_end = map(api.llama_vocab_is_eog, repeat(self._vocab), range(self.n_vocab))
+        is_end = self._each("llama_vocab_is_eog", ctypes.c_bool)
         return frozenset(compress(range(self.n_vocab), is_end))
+
+    def _each(self, name: str, result: type) -> Iterator[Any]:
+        """Yield what llama.cpp's function ``name``, which returns a ``result``, has for each token.
+
+        Such a call takes nanoseconds. It keeps the interpreter's lock: other threads would take
+        that at every token, and giving it up takes as long as the call.
+        """
+        function = ctypes.PyDLL(str(library_file("libllama.so")))[name]
+        function.restype = result
+        return map(function, repeat(ctypes.c_void_p(self._vocab)), range(self.n_vocab))
 
     def fim_tokens(self) -> dict[str, int]:
         """Return the model's fill-in-the-middle tokens: pre, suf, mid (prefix, suffix, middle),
