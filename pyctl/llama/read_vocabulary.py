@@ -27,7 +27,10 @@ def read_vocabulary(settings: ModelSettings) -> Future[LlamaTokenizer]:
         # After the file: another thread imports numpy meanwhile, which the tokenizer needs.
         from pyctl.llama.library.llama_tokenizer import LlamaTokenizer
 
-        return LlamaTokenizer(model, owns=True)
+        tokenizer = LlamaTokenizer(model, owns=True)
+        # Reads the attributes of all tokens, which chat needs, while others read weights.
+        tokenizer.control_tokens()
+        return tokenizer
 
     thread = ThreadPoolExecutor(1, "pyctl-vocabulary")
     try:

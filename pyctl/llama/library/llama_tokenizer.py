@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from itertools import compress, repeat
-from typing import Any
+from itertools import repeat
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,11 @@ __all__ = ["LlamaTokenizer", "read_piece"]
 CONTROL = 1 << 3
 USER_DEFINED = 1 << 4
 FIM = ("pre", "suf", "mid", "rep", "sep")
+
+RUN = 4096
+"""Tokens that are read before another thread may run: half a millisecond."""
+
+T = TypeVar("T", bound=np.generic)
 
 
 class LlamaTokenizer:
@@ -93,7 +98,7 @@ class LlamaTokenizer:
     @cached_property
     def _attributes(self) -> NDArray[np.int32]:
         """Attributes of all tokens: a call for each of 250,000."""
-        return np.fromiter(self._each("llama_vocab_get_attr", ctypes.c_int), np.int32)
+        return self._of_all("llama_vocab_get_attr", ctypes.c_int, np.int32)
 
     def all_pieces(self) -> list[bytes]:
         """Return the bytes of every token, control tokens included."""
@@ -116,18 +121,24 @@ class LlamaTokenizer:
 
     @cached_property
     def _ends(self) -> frozenset[int]:
-        is_end = self._each("llama_vocab_is_eog", ctypes.c_bool)
-        return frozenset(compress(range(self.n_vocab), is_end))
+        is_end = self._of_all("llama_vocab_is_eog", ctypes.c_bool, np.bool_)
+        return frozenset(np.flatnonzero(is_end).tolist())
 
-    def _each(self, name: str, result: type) -> Iterator[Any]:
-        """Yield what llama.cpp's function ``name``, which returns a ``result``, has for each token.
+    def _of_all(self, name: str, result: type, dtype: type[T]) -> NDArray[T]:
+        """Return what llama.cpp's function ``name``, which returns a ``result``, has for each
+        token, shape (n_vocab,).
 
-        Such a call takes nanoseconds. It keeps the interpreter's lock: other threads would take
-        that at every token, and giving it up takes as long as the call.
+        Such a call takes nanoseconds. It keeps the interpreter's lock, since giving it up takes as
+        long as the call, and others would take it at every token. They get it between runs.
         """
         function = ctypes.PyDLL(str(library_file("libllama.so")))[name]
         function.restype = result
-        return map(function, repeat(ctypes.c_void_p(self._vocab)), range(self.n_vocab))
+        vocab = repeat(ctypes.c_void_p(self._vocab))
+        found = np.empty(self.n_vocab, dtype)
+        for first in range(0, self.n_vocab, RUN):
+            tokens = range(first, min(first + RUN, self.n_vocab))
+            found[first : tokens.stop] = np.fromiter(map(function, vocab, tokens), dtype)
+        return found
 
     def fim_tokens(self) -> dict[str, int]:
         """Return the model's fill-in-the-middle tokens: pre, suf, mid (prefix, suffix, middle),
