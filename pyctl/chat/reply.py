@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
-from pyctl.chat.cached_tokenizer import Tokenizer
 from pyctl.chat.json_object import JsonDict
 from pyctl.chat.reasoning import ReasoningLimit
+from pyctl.chat.tokenizer import Tokenizer
 from pyctl.text import overlap
 
 __all__ = [

@@ -18,15 +18,15 @@ print(json.dumps(sorted(sys.modules)))
 """
 
 
+def printed_by(code: str) -> str:
+    """Return the last line that ``code`` prints in a new process."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()[-1]
+
+
 def modules_after(code: str) -> set[str]:
     """Return the modules of a new process after ``code``."""
-    done = subprocess.run(
-        [sys.executable, "-c", MODULES.format(code=code)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return {*json.loads(done.stdout.splitlines()[-1])}
+    return {*json.loads(printed_by(MODULES.format(code=code)))}
 
 
 def test_a_server_imports_no_other_api_of_llama_cpp_and_no_grammars() -> None:
@@ -50,6 +50,16 @@ def test_a_load_begins_without_numpy_cache_engine_and_disk() -> None:
     assert found & {"numpy", "msgspec", "jinja2", "starlette", "asyncio", "sqlite3"} == set()
     rooms = ("pyctl.disk.", "pyctl.cache.prefix_cache", "pyctl.cache.ports", "pyctl.engine.engine.")
     assert [name for name in sorted(found) if name.startswith(rooms)] == []
+
+
+def test_a_list_of_models_imports_no_server() -> None:
+    found = modules_after("import pyctl.cli.models_command, pyctl.cli.presets")
+    assert found & {"numpy", "asyncio", "jinja2", "starlette", "pyctl.engine.engine"} == set()
+
+
+def test_a_chat_with_a_running_server_imports_no_engine() -> None:
+    found = modules_after("import pyctl.cli.chat_command, pyctl.terminal.remote")
+    assert found & {"numpy", "jinja2", "starlette", "pyctl.engine.backend"} == set()
 
 
 def test_a_server_without_otel_imports_no_part_of_opentelemetry() -> None:
