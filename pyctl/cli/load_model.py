@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+import msgspec
+
 from pyctl.cache.ram_budget import RamBudget
 from pyctl.cache.resume_points import ANYWHERE
 from pyctl.cli.arguments import CommandSettings
@@ -47,8 +49,7 @@ class LoadMemory:
     plan: MemoryPlan | None = None
 
 
-@dataclass(frozen=True)
-class LoadedModel:
+class LoadedModel(msgspec.Struct, frozen=True):
     """A loaded model, to be assembled or closed.
 
     Attributes:

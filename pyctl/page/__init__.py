@@ -6,17 +6,17 @@ import base64
 import gzip
 import hashlib
 import re
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+import msgspec
 
 __all__ = ["Asset", "asset", "names", "policy"]
 
 _DIRECTORY = Path(__file__).parent / "static"
 
 
-@dataclass(frozen=True)
-class Asset:
+class Asset(msgspec.Struct, frozen=True):
     """A file as it is and compressed; ``tag`` changes with it."""
 
     media_type: str

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, Protocol, TypeAlias
 
+import msgspec
+
 from pyctl.engine.engine_settings import Clock
 from pyctl.errors import BusyError, ConfigError, PyctlError, RequestError, UnavailableError
 from pyctl.server.app_state import AppState, HttpService
@@ -109,8 +111,7 @@ class ServedModel:
         return self.source.card.name
 
 
-@dataclass(frozen=True)
-class Lease:
+class Lease(msgspec.Struct, frozen=True):
     """A loaded model, which stays loaded until `close`."""
 
     service: HttpService
