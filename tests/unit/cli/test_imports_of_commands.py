@@ -97,6 +97,11 @@ def test_help_and_mistakes_import_nothing_heavy(argument: str) -> None:
     assert found & heavy == set()
 
 
+def test_flags_are_read_without_openssl() -> None:
+    found = modules_after("import pyctl.cli.arguments")
+    assert found & {"_hashlib", "secrets", "random"} == set()
+
+
 def test_threads_of_numpy_are_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(BLAS_THREADS, raising=False)
     with without_blas_threads():
