@@ -65,13 +65,15 @@ def run_serve(
             raise ConfigError(f"{error}{_port_owner(settings) if is_busy else ''}") from error
         if is_router(settings):
             settings = with_shared_budget(settings)
-        if fetches_files(settings):
+        is_cached = fetches_files(settings)
+        if is_cached:
             # A directory that cannot be used is an error before the download.
             settings = resolve_files(_with_cache(settings))
         loading = None
         if not is_router(settings):
             loading = bound.enter_context(closing(ModelLoad(settings)))
-        settings = _with_cache(settings)
+        if not is_cached:
+            settings = _with_cache(settings)
         check_files(settings)
         with without_collections():
             # First the modules of the rest of the load, which would otherwise wait for all others.
