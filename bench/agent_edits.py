@@ -25,7 +25,8 @@ from bench.common import SIMULATED, parse, parser_of, show, tokenizer_of
 from bench.draft_length import MACHINES, REWRITING, Machine
 from bench.gpu.given_reply import is_known
 from pyctl.cache.sequence import LiveSequence
-from pyctl.engine.draft.cache_drafts import LONGEST, CacheDrafts
+from pyctl.engine.draft.cache_drafts import CacheDrafts
+from pyctl.engine.draft.ngram_settings import LONGEST
 from pyctl.engine.draft.source import DraftJob, DraftSource
 from pyctl.engine.draft.speculation import Speculation
 from pyctl.llama.library.llama_tokenizer import LlamaTokenizer

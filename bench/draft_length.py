@@ -26,8 +26,8 @@ import numpy as np
 from bench.common import SIMULATED, parse, parser_of, show, tell
 from bench.compare import add_comparison, compare
 from pyctl.cache.sequence import LiveSequence
-from pyctl.engine.draft.cache_drafts import LONGEST
 from pyctl.engine.draft.draft_length import LENGTHS, DraftLengthController
+from pyctl.engine.draft.ngram_settings import LONGEST
 from pyctl.engine.draft.source import DraftJob, Match
 from pyctl.engine.draft.speculation import Draft, Speculation
 from pyctl.engine.draft.step_costs import GRAPH_MS

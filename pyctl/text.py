@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import secrets
 import string
 from collections.abc import Sequence
 from typing import Any
@@ -104,6 +103,8 @@ def overlap(text: str, word: str) -> int:
 
 def random_id() -> str:
     """Return 32 random letters and digits, as llama-server's ids of replies and calls have."""
+    import secrets  # only now: OpenSSL comes with it, and most commands make no id
+
     return "".join(secrets.choice(string.digits + string.ascii_letters) for _ in range(32))
 
 

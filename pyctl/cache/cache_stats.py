@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Literal, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
+import msgspec
+
 from pyctl.cache.evicted import WantedTokens
 from pyctl.cache.plan import MIN_SHARED
 from pyctl.cache.ports import DiskView, Store
@@ -36,8 +38,7 @@ CONTEXT = 12
 """Tokens shown on each side of a difference."""
 
 
-@dataclass(frozen=True)
-class Divergence:
+class Divergence(msgspec.Struct, frozen=True):
     """The position where a prompt leaves the nearest recent one, and the position that was
     restored.
 
@@ -196,8 +197,7 @@ Tier: TypeAlias = Literal["device", "ram", "disk"]
 """The places of a snapshot's data."""
 
 
-@dataclass(frozen=True)
-class SnapshotView:
+class SnapshotView(msgspec.Struct, frozen=True):
     """A snapshot as clients see it.
 
     Attributes:
@@ -235,8 +235,7 @@ class SnapshotView:
     shared: int = 0
 
 
-@dataclass(frozen=True)
-class LiveView:
+class LiveView(msgspec.Struct, frozen=True):
     """A live sequence as clients see it.
 
     Attributes:
@@ -295,8 +294,7 @@ _Steps: TypeAlias = tuple[tuple[int, int], ...]
 """Segments, by their ids, each with the position up to which a snapshot has it."""
 
 
-@dataclass(frozen=True)
-class SnapshotDelta:
+class SnapshotDelta(msgspec.Struct, frozen=True):
     """The part of a snapshot after the tokens of its parent.
 
     Attributes:

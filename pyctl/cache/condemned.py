@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeAlias
+
+import msgspec
 
 from pyctl.cache.snapshot import Prefix, Segment, Snapshot, StoredFileRef
 
@@ -15,8 +16,7 @@ Report: TypeAlias = Mapping[str, str | int | float]
 """The facts of a check that found a difference, for people."""
 
 
-@dataclass(frozen=True)
-class Condemned:
+class Condemned(msgspec.Struct, frozen=True, dict=True):
     """The bytes that a check found wrong, or that it used and cannot clear.
 
     Attributes:
@@ -30,7 +30,7 @@ class Condemned:
     prefixes: tuple[Prefix, ...] = ()
     segments: tuple[Segment, ...] = ()
     file: str = ""
-    report: Report = field(default_factory=dict)
+    report: Report = msgspec.field(default_factory=dict)
 
     @cached_property
     def file_names(self) -> frozenset[object]:

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
+import msgspec
+
 from pyctl.cache.recent import ClosestPrompt, RecentMatches, last_boundary
 from pyctl.errors import RequestError
 from pyctl.prompt import Prompt
@@ -40,8 +42,7 @@ _WORDS: Mapping[str, Kind] = {
 }
 
 
-@dataclass(frozen=True)
-class Selection:
+class Selection(msgspec.Struct, frozen=True):
     """The choice of a policy for one prompt, in tokens from its start.
 
     Attributes:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Protocol, TypeAlias
 
+import msgspec
+
 from pyctl.cache.block_sizes import BlockSizes
 from pyctl.cache.condemned import Condemned
 from pyctl.cache.costs import Costs
@@ -82,8 +84,7 @@ class CacheRequest:
         return self.cache_prompt and not self.retention.evict_on_complete
 
 
-@dataclass(frozen=True)
-class CacheOptions:
+class CacheOptions(msgspec.Struct, frozen=True):
     """The settings of evaluating prompts and taking snapshots; see `plan`.
 
     Attributes:
@@ -253,8 +254,7 @@ AGAIN_SECONDS = 0.02
 """Seconds until the next look whether a segment is written, or RAM has room for one."""
 
 
-@dataclass(frozen=True)
-class Written:
+class Written(msgspec.Struct, frozen=True):
     """``n`` snapshots that were written, and their bytes."""
 
     n: int = 0
@@ -265,8 +265,7 @@ class Written:
         return Written(self.n + 1, self.n_bytes + n_bytes)
 
 
-@dataclass(frozen=True)
-class StoreView:
+class StoreView(msgspec.Struct, frozen=True):
     """Sums of the object store, of one model.
 
     Attributes:
@@ -286,8 +285,7 @@ class StoreView:
     is_away: bool = False
 
 
-@dataclass(frozen=True)
-class DiskView:
+class DiskView(msgspec.Struct, frozen=True):
     """Sums of the disk tier.
 
     Attributes:

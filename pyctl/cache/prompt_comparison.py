@@ -6,8 +6,9 @@ Without sections, as in raw text and after a restart, the comparison is of token
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
+
+import msgspec
 
 from pyctl.cache.plan import MIN_SHARED
 from pyctl.cache.recent import RecentMatches, RecentPrompt
@@ -24,8 +25,7 @@ are unknown. ``model``: the earlier request went to another model.
 """
 
 
-@dataclass(frozen=True)
-class PromptComparison:
+class PromptComparison(msgspec.Struct, frozen=True):
     """A prompt compared with an earlier one.
 
     Attributes:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
+import msgspec
 import numpy as np
 
 from pyctl.prompt import Prompt, Tokens, common_prefix
@@ -32,8 +33,7 @@ class RecentPrompt:
     for_disk: bool = True
 
 
-@dataclass(frozen=True)
-class ClosestPrompt:
+class ClosestPrompt(msgspec.Struct, frozen=True):
     """The recent prompt that shares the most with a new one.
 
     Attributes:
@@ -55,8 +55,7 @@ class ClosestPrompt:
         return self.common >= self.recent.prompt.end
 
 
-@dataclass(frozen=True)
-class RecentMatches:
+class RecentMatches(msgspec.Struct, frozen=True):
     """The comparison of a prompt with recent ones.
 
     Attributes:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 __all__ = ["ANYWHERE", "NOWHERE", "ResumePoints"]
 
 
-@dataclass(frozen=True)
-class ResumePoints:
+class ResumePoints(msgspec.Struct, frozen=True):
     """Token counts at which a saved sequence comes back to the same bits: up to ``window``, then
     each ``step`` tokens.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from pyctl.settings.limit import limit
 
@@ -14,8 +14,7 @@ MAX_SECONDS = limit(
 """A day: a prompt that is not sent again for longer is as well loaded from disk."""
 
 
-@dataclass(frozen=True)
-class Retention:
+class Retention(msgspec.Struct, frozen=True):
     """The announcement of a client about the next use of its prompt.
 
     It weighs an eviction and never forbids one: a prefix counts as one more expected resume until

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeAlias
+
+import msgspec
 
 from pyctl.cache.cache_stats import RequestStats
 
@@ -20,8 +21,7 @@ MEMORY_TOKENS = 32_768
 """Evaluated tokens that the running speed remembers; older ones fade."""
 
 
-@dataclass(frozen=True)
-class Saved:
+class Saved(msgspec.Struct, frozen=True):
     """The saving of the cache.
 
     Attributes:

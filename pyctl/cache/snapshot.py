@@ -11,6 +11,7 @@ from functools import cached_property
 from operator import itemgetter
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -46,8 +47,7 @@ Source: TypeAlias = Literal["none", "live", "ram", "disk"]
 """The source of a restored prefix; ``live`` is the sequence inside llama.cpp."""
 
 
-@dataclass(frozen=True)
-class Prefix:
+class Prefix(msgspec.Struct, frozen=True):
     """The first tokens of a prompt, by their digest.
 
     Attributes:

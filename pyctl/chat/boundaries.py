@@ -15,7 +15,6 @@ from string import punctuation
 
 import numpy as np
 
-from pyctl.chat.cached_tokenizer import Tokenizer
 from pyctl.chat.json_object import JsonDict, JsonObjects
 from pyctl.chat.template import (
     SAMPLE_CALL_ID,
@@ -25,6 +24,7 @@ from pyctl.chat.template import (
     sample_call,
     sample_message,
 )
+from pyctl.chat.tokenizer import Tokenizer
 from pyctl.errors import RequestError
 from pyctl.prompt import ImageSpan, Prompt, PromptSections, Tokens
 from pyctl.text import n_common

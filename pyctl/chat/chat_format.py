@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from pyctl.chat.cached_tokenizer import CachedTokenizer, Tokenizer
+from pyctl.chat.cached_tokenizer import CachedTokenizer
 from pyctl.chat.call_formats.bare_call import BareCallParser
 from pyctl.chat.constraint import Constraint, reply_constraint
 from pyctl.chat.dialect import Dialect
@@ -32,6 +32,7 @@ from pyctl.chat.reply import (
     reasoning_limit,
 )
 from pyctl.chat.template import Template, TemplateCapabilities
+from pyctl.chat.tokenizer import Tokenizer
 from pyctl.chat.tool_definitions import Tools, read_tools, template_tools
 from pyctl.errors import RequestError
 from pyctl.files.image_file import ImageFile

@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
+
+import msgspec
 
 from pyctl.chat.exact_numbers import expression, has_exact_numbers
 from pyctl.chat.grammar_rules import GrammarRules
@@ -42,8 +43,7 @@ _JSON_OPTIONS = {
 _MAX_BYTES = 1 << 20
 
 
-@dataclass(frozen=True)
-class Constraint:
+class Constraint(msgspec.Struct, frozen=True):
     """A constraint on a reply: ``grammar`` binds the whole reply, which goes on from ``prefill``;
     its ``kind`` is its language.
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pyctl.chat.boundaries import MessageStarts
-from pyctl.chat.cached_tokenizer import Tokenizer
 from pyctl.chat.call_formats import CallConstraintCache, find_call_format
 from pyctl.chat.json_object import JsonObject
 from pyctl.chat.rendering import Renderer
 from pyctl.chat.replay import Replay
 from pyctl.chat.replay_marks import ReplyPlaceholders
 from pyctl.chat.template import Template
+from pyctl.chat.tokenizer import Tokenizer
 
 __all__ = ["Dialect"]
 

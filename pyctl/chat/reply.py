@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
-from pyctl.chat.cached_tokenizer import Tokenizer
+import msgspec
+
 from pyctl.chat.json_object import JsonDict
 from pyctl.chat.reasoning import ReasoningLimit
+from pyctl.chat.tokenizer import Tokenizer
 from pyctl.text import overlap
 
 __all__ = [
@@ -27,8 +29,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
-class CallDelta:
+class CallDelta(msgspec.Struct, frozen=True):
     """A part of tool call number ``index`` of a reply; the first of each has its ``id`` and
     ``name``, no other has.
 

@@ -108,10 +108,13 @@ def _run(command: str, argv: Sequence[str]) -> int:
     # Help and mistakes end in the parsing, before the slow imports.
     if command in OWN_FLAGS:
         return _function(OWN_FLAGS[command])(argv)
-    from pyctl.cli.arguments import parse_chat, parse_serve
+    from pyctl.cli.import_block import without_collections
+
+    with without_collections():
+        from pyctl.cli.arguments import parse_chat, parse_serve
 
     settings = parse_serve(argv) if command == "serve" else parse_chat(argv)
-    from pyctl.engine.openmp import limit_spinning, without_blas_threads
+    from pyctl.engine.openmp import limit_spinning
     from pyctl.machine.environment import USE_EXTENSION
 
     # Before the libraries load, which read it. Parts of layers on the CPU wait for the others on a
@@ -120,11 +123,7 @@ def _run(command: str, argv: Sequence[str]) -> int:
     limit_spinning(settings.model.poll, waits_for_gpu=bool(settings.model.placements))
     if settings.action != "run":
         return _answer(settings.action, settings.model.workers)
-    with without_blas_threads():
-        import_module("numpy")
     if command == "serve":
-        from pyctl.cli.import_block import without_collections
-
         with without_collections():
             run_serve = _function("serve_command:run_serve")
         return run_serve(settings, argv)

@@ -19,7 +19,8 @@ from pyctl.chat.constraint import json_constraint
 from pyctl.chat.replay import DEFAULT_REPLAY_BYTES, Replay
 from pyctl.chat.template import Template
 from pyctl.cli.arguments import CommandSettings
-from pyctl.cli.load_model import LoadMemory, ModelLoad, Progress, load_model
+from pyctl.cli.early_load import ModelLoad
+from pyctl.cli.load_model import LoadMemory, Progress, load_model
 from pyctl.cli.open_disk import open_disk
 from pyctl.cli.receipts import open_receipts
 from pyctl.disk.directory import CacheDirectory

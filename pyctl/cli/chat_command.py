@@ -7,11 +7,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from importlib import import_module
 from typing import cast
 
 from pyctl.cli.arguments import CommandSettings
 from pyctl.cli.logs import start_log
 from pyctl.cli.signals import ending_by_signal
+from pyctl.engine.openmp import without_blas_threads
 from pyctl.errors import ConfigError, UnavailableError
 from pyctl.mcp.toolbox import ToolBox
 from pyctl.terminal.conversation import ChatBackend
@@ -58,8 +60,10 @@ def chat_backend(settings: CommandSettings) -> Iterator[ChatBackend]:
             yield remote
         return
     # Only now: a running server needs no engine here.
+    with without_blas_threads():
+        import_module("numpy")
     from pyctl.cli.assemble import assemble
-    from pyctl.cli.defaults import log_cache_dir, with_directory
+    from pyctl.cli.choose_directory import log_cache_dir, with_directory
     from pyctl.cli.model_paths import resolve_files
     from pyctl.llama.library.extension import describe_missing
     from pyctl.terminal.local import LocalBackend

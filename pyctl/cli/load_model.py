@@ -1,18 +1,13 @@
-"""The load of a model, which starts before the rest of a server is imported: llama.cpp then reads
-weights while Python reads modules.
-"""
+"""The load of a model that settings name, with the cache directory for it."""
 
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections.abc import Callable
-from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TypeAlias
+
+import msgspec
 
 from pyctl.cache.ram_budget import RamBudget
 from pyctl.cache.resume_points import ANYWHERE
@@ -20,24 +15,23 @@ from pyctl.cli.arguments import CommandSettings
 from pyctl.cli.defaults import cache_budget
 from pyctl.cli.exact_fingerprint import exact_fingerprint
 from pyctl.cli.logs import LoadProgress
-from pyctl.cli.model_paths import check_files, with_model
+from pyctl.cli.model_paths import with_model
 from pyctl.cli.open_disk import open_directory
+from pyctl.cli.prepare_model import prepare_model, prepare_without_images
 from pyctl.disk.directory import CacheDirectory
 from pyctl.errors import ModelError
 from pyctl.llama.library.pinned_memory import reserve_pinned
-from pyctl.llama.loader import Loaded, load
+from pyctl.llama.loader import Loaded, finish_load
+from pyctl.llama.prepare_load import PreparedLoad
 from pyctl.llama.settings.memory_plan import MemoryPlan
 from pyctl.llama.settings.resolved import Resolved
 
-__all__ = ["LoadMemory", "LoadedModel", "ModelLoad", "Progress", "load_model"]
+__all__ = ["LoadMemory", "LoadedModel", "Progress", "finish_loading", "load_model"]
 
 log = logging.getLogger("pyctl")
 
 Progress: TypeAlias = Callable[[float], bool]
 """Gets fractions from 0 to 1; returns whether to continue."""
-
-JOIN_SECONDS = 10.0
-"""The time that a load may take to stop."""
 
 
 @dataclass
@@ -55,8 +49,7 @@ class LoadMemory:
     plan: MemoryPlan | None = None
 
 
-@dataclass(frozen=True)
-class LoadedModel:
+class LoadedModel(msgspec.Struct, frozen=True):
     """A loaded model, to be assembled or closed.
 
     Attributes:
@@ -78,50 +71,6 @@ class LoadedModel:
             self.directory.close()
 
 
-class ModelLoad:
-    """The load of one model on a thread, which starts at once."""
-
-    def __init__(self, settings: CommandSettings) -> None:
-        self._settings = settings
-        self._stopping = threading.Event()
-        self._result: Future[LoadedModel] = Future()
-        self._is_taken = False
-        self.started_at = time.monotonic()
-        self._thread = threading.Thread(target=self._run, name="pyctl-load", daemon=True)
-        self._thread.start()
-
-    def take(self) -> LoadedModel:
-        """Wait for the model and return it to its new owner. Raises the errors of `load_model`."""
-        model = self._result.result()
-        self._is_taken = True
-        return model
-
-    def stop(self) -> None:
-        """Let the load end early, with UnavailableError."""
-        self._stopping.set()
-
-    def close(self) -> None:
-        """Stop the load, wait for its end, and free a model that was not taken.
-
-        The process would otherwise end the libraries while their code runs.
-        """
-        self.stop()
-        self._thread.join(JOIN_SECONDS)
-        if self._result.done() and not self._is_taken:
-            with suppress(Exception):  # the load failed: there is no model
-                self._result.result().close()
-
-    def _run(self) -> None:
-        try:
-            model = load_model(
-                self._settings, lambda fraction: not self._stopping.is_set(), LoadMemory()
-            )
-        except BaseException as error:
-            self._result.set_exception(error)
-        else:
-            self._result.set_result(model)
-
-
 def load_model(settings: CommandSettings, report: Progress, memory: LoadMemory) -> LoadedModel:
     """Return the model that ``settings`` name, loaded; ``report`` returns whether to continue.
 
@@ -129,10 +78,19 @@ def load_model(settings: CommandSettings, report: Progress, memory: LoadMemory) 
     it.
     """
     settings = with_model(settings)
-    check_files(settings)
+    return finish_loading(settings, prepare_model(settings), report, memory)
+
+
+def finish_loading(
+    settings: CommandSettings, prepared: PreparedLoad, report: Progress, memory: LoadMemory
+) -> LoadedModel:
+    """Return the model of ``prepared``, loaded, as `load_model` does; ``settings`` have its path.
+
+    Raises the errors of `load_model`.
+    """
     directory = open_directory(settings.disk)
     try:
-        loaded, budget = _load(settings, report, memory, directory)
+        loaded, budget = _load(settings, prepared, report, memory, directory)
     except BaseException:
         if directory is not None:
             directory.close()
@@ -142,6 +100,7 @@ def load_model(settings: CommandSettings, report: Progress, memory: LoadMemory) 
 
 def _load(
     settings: CommandSettings,
+    prepared: PreparedLoad,
     report: Progress,
     memory: LoadMemory,
     directory: CacheDirectory | None,
@@ -184,16 +143,15 @@ def _load(
             progress.show(fraction)
             return report(fraction)
 
-        load_with = partial(
-            load, settings.model, show, announce, settings.drafts, pool=settings.pool
-        )
+        announce(prepared.resolved)
         try:
-            loaded = load_with(settings.vision)
+            loaded = finish_load(prepared, show)
         except ModelError as error:
-            if not (settings.vision.is_optional and settings.vision.mmproj_path):
+            if not (settings.vision.is_optional and prepared.encoder is not None):
                 raise
-            log.warning("images disabled: %s", error)
-            loaded = load_with()
+            prepared = prepare_without_images(settings, error)
+            announce(prepared.resolved)
+            loaded = finish_load(prepared, show)
     return _checked(settings, loaded), budget
 
 

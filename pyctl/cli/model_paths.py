@@ -13,6 +13,7 @@ from pyctl.model_files import HubSettings, builtin_model
 
 __all__ = [
     "check_files",
+    "fetches_files",
     "file_states",
     "is_router",
     "resolve_files",
@@ -27,6 +28,17 @@ BUILTIN_CTX = 65_536
 """Context of the built-in model, whose rows are small."""
 
 
+def fetches_files(settings: CommandSettings) -> bool:
+    """Return whether `resolve_files` fetches a file, or looks for it among those fetched before."""
+    hub = settings.hub
+    return _fetches_model(settings) or bool(hub.draft_repo or hub.mmproj_url)
+
+
+def _fetches_model(settings: CommandSettings) -> bool:
+    hub = settings.hub
+    return not settings.model.path and bool(hub.hf_repo or hub.model_url)
+
+
 def resolve_files(settings: CommandSettings) -> CommandSettings:
     """Add the paths of the models that ``settings.hub`` names, which are fetched if need be.
 
@@ -38,9 +50,9 @@ def resolve_files(settings: CommandSettings) -> CommandSettings:
     drafts = settings.drafts
     vision = settings.vision
     hub = settings.hub
-    is_fetched = not model.path and bool(hub.hf_repo or hub.model_url)
-    if not (is_fetched or hub.draft_repo or hub.mmproj_url):
+    if not fetches_files(settings):
         return settings
+    is_fetched = _fetches_model(settings)
     # Only now: the import takes a while, and most models are files.
     from pyctl.model_files.hub import fetch, fetch_companion
 

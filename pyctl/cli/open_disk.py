@@ -9,7 +9,7 @@ from pathlib import Path
 from pyctl.cache.cache_settings import DiskSettings
 from pyctl.cache.disk_policy import DiskPolicy
 from pyctl.chat.cached_tokenizer import readable
-from pyctl.cli.defaults import is_full
+from pyctl.cli.choose_directory import is_full
 from pyctl.disk.directory import CacheDirectory, record_model_name
 from pyctl.disk.disk import Disk, WriteLimits
 from pyctl.disk.model_folder import ModelFolder

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from pyctl.errors import ConfigError
 from pyctl.processes.install_command import install_command
-from pyctl.server.app_state import AppState
 from pyctl.server.collector_settings import CollectorSettings
 from pyctl.server.server_settings import ServerSettings
 
 if TYPE_CHECKING:
+    from pyctl.server.app_state import AppState
     from pyctl.server.span_export import SpanExport
 
 __all__ = ["check_spans", "open_spans"]

@@ -20,7 +20,7 @@ from pyctl.errors import ConfigError
 from pyctl.mcp import ToolSettings
 from pyctl.model_files import SPLIT_NAME, is_model_file
 from pyctl.model_files.hub_cache import cached_files, choose, main_revision
-from pyctl.server.models import ModelCard
+from pyctl.server.model_card import ModelCard
 from pyctl.server.server_settings import Cors, ListenSettings, RouterSettings, ServerSettings
 from pyctl.settings.convert import INT32_MAX, TRUE_WORDS, Convert, number, on_off
 from pyctl.settings.limit import limit

@@ -7,14 +7,16 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
+from importlib import import_module
 
 from pyctl.cli.arguments import CommandSettings
-from pyctl.cli.defaults import log_cache_dir, with_directory, with_shared_budget
+from pyctl.cli.defaults import with_shared_budget
+from pyctl.cli.early_load import ModelLoad
 from pyctl.cli.import_block import without_collections
-from pyctl.cli.load_model import ModelLoad
 from pyctl.cli.logs import start_log
-from pyctl.cli.model_paths import check_files, is_router, resolve_files
+from pyctl.cli.model_paths import check_files, fetches_files, is_router, resolve_files
 from pyctl.cli.open_spans import check_spans
+from pyctl.engine.openmp import without_blas_threads
 from pyctl.errors import ConfigError
 from pyctl.llama.library.devices import devices
 from pyctl.llama.library.extension import describe_missing
@@ -61,18 +63,39 @@ def run_serve(
                 and reason.filename is None
             )
             raise ConfigError(f"{error}{_port_owner(settings) if is_busy else ''}") from error
-        settings = with_directory(settings)
-        is_one = not is_router(settings)
-        if not is_one:
+        if is_router(settings):
             settings = with_shared_budget(settings)
-        settings = resolve_files(settings)
+        is_cached = fetches_files(settings)
+        if is_cached:
+            # A directory that cannot be used is an error before the download.
+            settings = resolve_files(_with_cache(settings))
+        loading = None
+        if not is_router(settings):
+            loading = bound.enter_context(closing(ModelLoad(settings)))
+        if not is_cached:
+            settings = _with_cache(settings)
         check_files(settings)
-        log_cache_dir(settings.disk)
-        loading = bound.enter_context(closing(ModelLoad(settings))) if is_one else None
-        # Half of the imports of a server: llama.cpp loads the model meanwhile.
         with without_collections():
+            # First the modules of the rest of the load, which would otherwise wait for all others.
+            import_module("pyctl.cli.load_model")
+            if loading is not None:
+                loading.go_on(settings.disk)
             from pyctl.cli.serving import serve_models
         return serve_models(settings, argv, environ, sockets, loading)
+
+
+def _with_cache(settings: CommandSettings) -> CommandSettings:
+    """Return the settings with the cache directory that can be used, which is logged. Raises
+    ConfigError for a given one that cannot be.
+    """
+    # Only now: llama.cpp fits the model into memory during most imports of a server.
+    with without_collections():
+        with without_blas_threads():
+            import_module("numpy")
+        from pyctl.cli.choose_directory import log_cache_dir, with_directory
+    settings = with_directory(settings)
+    log_cache_dir(settings.disk)
+    return settings
 
 
 def _port_owner(settings: CommandSettings) -> str:

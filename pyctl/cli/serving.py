@@ -22,7 +22,7 @@ from pyctl.cli.arguments import CommandSettings
 from pyctl.cli.assemble import LoadContext, assemble
 from pyctl.cli.defaults import cache_budget
 from pyctl.cli.doctor_command import log_findings
-from pyctl.cli.load_model import ModelLoad
+from pyctl.cli.early_load import ModelLoad
 from pyctl.cli.model_loader import ModelLoader
 from pyctl.cli.model_paths import is_router
 from pyctl.cli.open_spans import open_spans

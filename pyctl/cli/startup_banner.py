@@ -7,8 +7,9 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from pyctl.cache.ports import Entry
 from pyctl.cache.saved_time import Saved
@@ -41,8 +42,7 @@ def lan_address() -> str:
             return ""
 
 
-@dataclass(frozen=True)
-class Addresses:
+class Addresses(msgspec.Struct, frozen=True):
     """The addresses where clients find the server: ``local`` for this machine, ``network`` for
     others; "" for none.
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import TypeAlias
 
+import msgspec
 import numpy as np
 from isal.isal_zlib import crc32
 
@@ -119,8 +119,7 @@ class ChainNames:
         return name, parent
 
 
-@dataclass(frozen=True)
-class StoredFile:
+class StoredFile(msgspec.Struct, frozen=True):
     """A file of a chain on disk, and its bytes as far as they are read.
 
     Attributes:

@@ -14,6 +14,8 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple, TypeAlias
 
+import msgspec
+
 from pyctl.cache import plan
 from pyctl.cache.block_sizes import BlockSizes
 from pyctl.cache.snapshot import Prefix
@@ -146,8 +148,7 @@ class StateName(NamedTuple):
         return f"{self.n}-{self.digest.hex()}.state"
 
 
-@dataclass(frozen=True)
-class PromptName:
+class PromptName(msgspec.Struct, frozen=True):
     """A recent prompt, in the folder PROMPTS of its fingerprint; as text, names sort by age."""
 
     made_ns: int

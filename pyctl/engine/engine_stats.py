@@ -8,6 +8,8 @@ import logging
 import time
 from dataclasses import dataclass, field
 
+import msgspec
+
 from pyctl.cache.cache_stats import CacheView
 from pyctl.cache.costs import Costs
 from pyctl.cache.device_tier import DeviceCounts
@@ -80,8 +82,7 @@ class EngineCounters:
             self.replies.count_reply(timings, source)
 
 
-@dataclass(frozen=True)
-class EngineMemory:
+class EngineMemory(msgspec.Struct, frozen=True):
     """Bytes of RAM snapshots, all saved blocks, recent prompts, texts to draft from, and encoded
     images.
     """
@@ -93,8 +94,7 @@ class EngineMemory:
     images: int = 0
 
 
-@dataclass(frozen=True)
-class EngineStats:
+class EngineStats(msgspec.Struct, frozen=True):
     """Counters since the start (``total``) and since the previous query (``recent``), and the
     current load.
 
@@ -141,8 +141,7 @@ class SequenceView:
     reply: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class SequenceFile:
+class SequenceFile(msgspec.Struct, frozen=True):
     """Result of saving or restoring a sequence: tokens, bytes of the file, milliseconds."""
 
     n_tokens: int

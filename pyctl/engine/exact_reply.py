@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.engine.request import Request
 
@@ -26,8 +28,7 @@ class ReplyTrace:
     seed: int = 0
 
 
-@dataclass(frozen=True)
-class ExactReply:
+class ExactReply(msgspec.Struct, frozen=True):
     """A finished reply that was evaluated in the batches of an idle server with an empty cache.
 
     Attributes:

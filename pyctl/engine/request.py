@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Literal, NamedTuple, TypeAlias
 
+import msgspec
+
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.cache.ports import CacheRequest
 from pyctl.cache.snapshot import Source
@@ -187,8 +189,7 @@ class Done:
     receipt: int = 0
 
 
-@dataclass(frozen=True)
-class Failed:
+class Failed(msgspec.Struct, frozen=True):
     """The request ended with ``error``."""
 
     error: Exception

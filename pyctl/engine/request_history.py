@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.cache.prompt_comparison import PromptComparison
@@ -23,8 +24,7 @@ MAX_REQUESTS = limit(
 HOUR = 3600.0
 
 
-@dataclass(frozen=True)
-class ServedRequest:
+class ServedRequest(msgspec.Struct, frozen=True):
     """A request that ended with a reply.
 
     Attributes:

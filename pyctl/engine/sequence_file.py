@@ -11,10 +11,10 @@ import hashlib
 import os
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -48,8 +48,7 @@ INVALID = "No available space in KV cache or invalid slot save file"
 """llama-server's error for all invalid files."""
 
 
-@dataclass(frozen=True)
-class SavedSequence:
+class SavedSequence(msgspec.Struct, frozen=True):
     """A sequence from a file of ``n_bytes``: tokens, exact batch ends, rows, and the state, None
     without tokens.
     """

@@ -11,7 +11,6 @@ import errno
 import fcntl
 import os
 import re
-import secrets
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -66,6 +65,8 @@ _TEMP = re.compile(r"\.(\d{1,10})-[0-9a-f]{16}\.tmp")
 
 def temp_name() -> str:
     """Return a new name for a temp file of this process."""
+    import secrets  # only now: OpenSSL comes with it, and most commands write no file
+
     return f".{os.getpid()}-{secrets.token_hex(8)}.tmp"
 
 

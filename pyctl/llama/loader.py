@@ -1,4 +1,4 @@
-"""Loading of models: resolves settings, fits them into memory, and opens their files."""
+"""Loading of models: after `prepare_load`, the weights, contexts and draft models."""
 
 from __future__ import annotations
 
@@ -7,34 +7,29 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any
 
 from pyctl.engine.backend import EngineInfo
 from pyctl.llama.draft.draft_model import Attach, DraftModel
 from pyctl.llama.fingerprint import fingerprint, shared_split
-from pyctl.llama.fit.fitting import fit_all
-from pyctl.llama.fit.resolve import resolve
 from pyctl.llama.images.image_encoder import ImageEncoder
-from pyctl.llama.images.make_encoder import make_encoder
-from pyctl.llama.library import extension
 from pyctl.llama.library.bindings import api
-from pyctl.llama.library.device_loss import shut_down_lost_device, when_aborted
-from pyctl.llama.library.devices import start_backends
 from pyctl.llama.library.llama_tokenizer import LlamaTokenizer
 from pyctl.llama.llama_backend import ContextLimits, LlamaBackend, ModelOpener, OpenModel
 from pyctl.llama.memory.context_memory import ContextMemory
 from pyctl.llama.model_info import describe_model
 from pyctl.llama.open_draft import open_draft
-from pyctl.llama.open_model import load_model, make_context, open_embedder, read_vocabulary
+from pyctl.llama.open_model import load_model, make_context, open_embedder
+from pyctl.llama.prepare_load import PreparedLoad, prepare_load
 from pyctl.llama.settings.draft_settings import DraftSettings
 from pyctl.llama.settings.memory_plan import MemoryPlan
-from pyctl.llama.settings.model_settings import NUMA, ModelSettings
+from pyctl.llama.settings.model_settings import ModelSettings
 from pyctl.llama.settings.params import ModelParams, context_params, without_texts
 from pyctl.llama.settings.pool_settings import PoolSettings
-from pyctl.llama.settings.resolved import NO_DRAFTS, Resolved
+from pyctl.llama.settings.resolved import Resolved
 from pyctl.llama.settings.vision_settings import VisionSettings
 
-__all__ = ["Loaded", "load"]
+__all__ = ["Loaded", "finish_load", "load"]
 
 log = logging.getLogger(__name__)
 
@@ -81,46 +76,24 @@ def load(
     missing, damaged, unsupported or too large for memory, and UnavailableError if ``progress``
     stopped loading.
     """
-    _start(settings)
-    requested = resolve(settings, drafts or NO_DRAFTS)
-    vocabulary = read_vocabulary(settings)
-    encoder = make_encoder(requested, vision) if _can_see(vision) else None
-    encoder_memory = encoder.usage if encoder is not None else None
-    resolved = fit_all(requested, encoder_memory, pool if _can_pool(pool) else None)
+    prepared = prepare_load(settings, drafts, vision, pool=pool)
     if announce is not None:
-        announce(resolved)
-    opener = _Opener(resolved, vocabulary, progress, sees_images=encoder is not None)
+        announce(prepared.resolved)
+    return finish_load(prepared, progress)
+
+
+def finish_load(prepared: PreparedLoad, progress: Callable[[float], bool] | None = None) -> Loaded:
+    """Load the weights of ``prepared`` and everything that needs them: the second half of `load`,
+    whose ``progress`` and errors it has.
+    """
+    resolved = prepared.resolved
+    encoder = prepared.encoder
+    opener = _Opener(resolved, prepared.vocabulary, progress, sees_images=encoder is not None)
     memory = ContextMemory(resolved.memory.pool, marks=resolved.drafts.drafts_from_text)
     limits = ContextLimits(resolved.n_outputs, resolved.batch_cost, resolved.max_tokens)
     backend = LlamaBackend(opener, memory, limits, encoder)  # loads the weights
     _warn_of_slow_parts(backend, resolved)
     return Loaded(backend, describe_model(backend, resolved), resolved, encoder)
-
-
-def _start(settings: ModelSettings) -> None:
-    """Start llama.cpp's backends."""
-    start_backends()
-    when_aborted(shut_down_lost_device)
-    if settings.numa:
-        api.llama_numa_init(NUMA[settings.numa])
-
-
-def _can_see(vision: VisionSettings | None) -> TypeGuard[VisionSettings]:
-    """Return whether a vision encoder is named, and can be used."""
-    if vision is None or not vision.mmproj_path:
-        return False
-    if extension.core is None:
-        log.error("--mmproj disabled: it requires the extension")
-    return extension.core is not None
-
-
-def _can_pool(pool: PoolSettings | None) -> bool:
-    """Return whether a pool is requested, and can be used."""
-    if pool is None or not pool.n_pooled:
-        return False
-    if extension.pool is None:
-        log.error("--kv-pool disabled: it requires the extension")
-    return extension.pool is not None
 
 
 class _Opener(ModelOpener):

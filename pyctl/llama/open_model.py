@@ -1,10 +1,9 @@
-"""Opening of vocabularies, models, their contexts and their embedders, as settings name them."""
+"""Opening of models, their contexts and their embedders, as settings name them."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -13,35 +12,16 @@ from pyctl.llama.embedder import Embedder
 from pyctl.llama.library.bindings import api
 from pyctl.llama.library.devices import metadata_text
 from pyctl.llama.library.library_log import forget_log_errors, last_log_error
-from pyctl.llama.library.llama_tokenizer import LlamaTokenizer
-from pyctl.llama.settings.model_settings import POOLING, ModelSettings
+from pyctl.llama.settings.model_settings import POOLING
 from pyctl.llama.settings.params import ModelParams, context_params
 from pyctl.llama.settings.resolved import Resolved
 from pyctl.settings.limit import limit
 
-__all__ = ["load_model", "make_context", "open_embedder", "read_vocabulary"]
+__all__ = ["load_model", "make_context", "open_embedder"]
 
 MAX_EMBEDDED = limit(
     8192, "tokens of a text that is ranked, or embedded by its end", "400", "request", "tokens"
 )
-
-
-def read_vocabulary(settings: ModelSettings) -> Future[LlamaTokenizer]:
-    """Load the vocabulary alongside everything else: half a second for 250,000 tokens. The future
-    raises ModelError.
-    """
-
-    def read() -> LlamaTokenizer:
-        params = ModelParams(settings)  # the metadata of the user count here
-        params.struct.vocab_only = True
-        path = str(Path(settings.path))
-        return LlamaTokenizer(params.load(path, "the vocabulary of"), owns=True)
-
-    thread = ThreadPoolExecutor(1, "pyctl-vocabulary")
-    try:
-        return thread.submit(read)
-    finally:
-        thread.shutdown(wait=False)
 
 
 def load_model(

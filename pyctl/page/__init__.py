@@ -6,17 +6,17 @@ import base64
 import gzip
 import hashlib
 import re
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-__all__ = ["POLICY", "Asset", "asset", "names"]
+import msgspec
+
+__all__ = ["Asset", "asset", "names", "policy"]
 
 _DIRECTORY = Path(__file__).parent / "static"
 
 
-@dataclass(frozen=True)
-class Asset:
+class Asset(msgspec.Struct, frozen=True):
     """A file as it is and compressed; ``tag`` changes with it."""
 
     media_type: str
@@ -62,19 +62,22 @@ def _slim(text: str) -> str:
     return re.sub(r"(?<=[{},;(])\s*\n\s*|\s*(\n)\s*", r"\1", bare)
 
 
-_STYLE_DIGEST = hashlib.sha256(_style().encode()).digest()
-_STYLE_SOURCE = f"'sha256-{base64.b64encode(_STYLE_DIGEST).decode()}'"
-
-POLICY = "; ".join(
-    (
-        "default-src 'none'",
-        "script-src 'self'",
-        f"style-src 'self' {_STYLE_SOURCE}",
-        "connect-src 'self'",
-        "img-src 'self' data: blob:",
-        "base-uri 'none'",
-        "form-action 'self'",
-        "frame-ancestors 'none'",
+@cache
+def policy() -> str:
+    """Return the content security policy: only files of this server run, and no other server is
+    contacted.
+    """
+    digest = hashlib.sha256(_style().encode()).digest()
+    style_source = f"'sha256-{base64.b64encode(digest).decode()}'"
+    return "; ".join(
+        (
+            "default-src 'none'",
+            "script-src 'self'",
+            f"style-src 'self' {style_source}",
+            "connect-src 'self'",
+            "img-src 'self' data: blob:",
+            "base-uri 'none'",
+            "form-action 'self'",
+            "frame-ancestors 'none'",
+        )
     )
-)
-"""The content security policy: only files of this server run, and no other server is contacted."""

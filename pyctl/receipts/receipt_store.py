@@ -8,9 +8,10 @@ import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
+
+import msgspec
 
 from pyctl.errors import ReceiptError
 from pyctl.files.atomic_file import files_in, is_abandoned, make_private, read_regular, write_atomic
@@ -40,8 +41,7 @@ _Files: TypeAlias = dict[str, dict[int, Path]]
 """Files by their kinds and the ids of their receipts."""
 
 
-@dataclass(frozen=True)
-class ReceiptCounts:
+class ReceiptCounts(msgspec.Struct, frozen=True):
     """The receipts of a directory.
 
     Attributes:

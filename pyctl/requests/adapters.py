@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pyctl.engine.backend import EngineInfo
 from pyctl.errors import NotSupportedError, RequestError
 from pyctl.requests.body_reader import MAX_NAMES, Body, at_most
+
+if TYPE_CHECKING:
+    from pyctl.engine.backend import EngineInfo
 
 __all__ = ["check_scales", "parse_adapter_scales"]
 

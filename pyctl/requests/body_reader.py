@@ -11,7 +11,6 @@ A body declares its fields with their types; further rules (a range, other names
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cache, partial
 from typing import (
     Annotated,
@@ -128,8 +127,7 @@ def is_token(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-@dataclass(frozen=True)
-class Integer:
+class Integer(msgspec.Struct, frozen=True):
     """A reader of a number without its fraction; outside of [low, high] it is refused.
 
     With ``is_limit``, more than ``high`` is taken as that: for "as many as you like", clients write
@@ -192,15 +190,13 @@ class Names(tuple[str, ...]):
         return super().__new__(cls, names)
 
 
-@dataclass(frozen=True)
-class Flattened:
+class Flattened(msgspec.Struct, frozen=True):
     """A reader that makes a field of the whole object around it."""
 
     read: Callable[[Mapping[str, Any]], Any]
 
 
-@dataclass(frozen=True)
-class SameAs:
+class SameAs(msgspec.Struct, frozen=True):
     """The value of another field of the same body."""
 
     field: str

@@ -7,6 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+import msgspec
+
 from pyctl.prompt import Prompt, PromptSections
 from pyctl.requests.reply_history import ReplyHistory
 from pyctl.settings.limit import limit
@@ -35,8 +37,7 @@ _ENTRY_BYTES = 512
 """Approximate bytes of a record without its messages."""
 
 
-@dataclass(frozen=True)
-class CacheMiss:
+class CacheMiss(msgspec.Struct, frozen=True):
     """The reason of a miss, and the tokens of the earlier prompt that were not restored; 0 if they
     are not known.
     """

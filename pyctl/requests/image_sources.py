@@ -11,9 +11,10 @@ import base64
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from pyctl.chat.images import ImageReader
 from pyctl.chat.messages import unreadable
@@ -41,8 +42,7 @@ _STEP_CHARS = 1 << 20
 """Base64 that is decoded at a time: other threads get the interpreter in between."""
 
 
-@dataclass(frozen=True)
-class ImageLimits:
+class ImageLimits(msgspec.Struct, frozen=True):
     """Limits of the images in a request.
 
     Attributes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from pyctl.chat.cached_tokenizer import Tokenizer
+from pyctl.chat.tokenizer import Tokenizer
 from pyctl.errors import NotSupportedError, RequestError
 from pyctl.requests.body import CompletionBody, InfillBody
 from pyctl.requests.body_reader import Body, mixed

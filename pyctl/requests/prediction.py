@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyctl.chat.cached_tokenizer import Tokenizer
+from pyctl.chat.tokenizer import Tokenizer
 from pyctl.errors import RequestError
 from pyctl.requests.body_reader import at_most, items, json_object
 from pyctl.settings.limit import limit

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from pyctl.chat.chat_format import PreparedChat
 from pyctl.chat.reply import ReplySplitter
@@ -12,8 +12,7 @@ from pyctl.requests.reply_options import ReplyOptions
 __all__ = ["PreparedReply"]
 
 
-@dataclass(frozen=True)
-class PreparedReply:
+class PreparedReply(msgspec.Struct, frozen=True):
     """A reply to prepare.
 
     Attributes:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from pyctl.chat.chat_format import PreparedChat
 from pyctl.chat.constraint import Constraint, json_constraint
@@ -29,8 +30,7 @@ from pyctl.requests.text_limit import check_fits
 __all__ = ["RequestedPrompt", "raw_prompts"]
 
 
-@dataclass(frozen=True)
-class RequestedPrompt:
+class RequestedPrompt(msgspec.Struct, frozen=True):
     """A prompt of a request, with the constraints and limits of the replies to it; ``chat`` is None
     for a raw prompt.
     """

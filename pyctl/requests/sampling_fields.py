@@ -7,7 +7,7 @@ from dataclasses import Field, fields, replace
 from itertools import islice
 from typing import Any
 
-from pyctl.chat.cached_tokenizer import Tokenizer
+from pyctl.chat.tokenizer import Tokenizer
 from pyctl.engine.sampling import (
     RANDOM_SEED,
     SAMPLER_LETTERS,

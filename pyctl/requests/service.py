@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from pyctl.cache.disk_policy import DiskPolicy
-from pyctl.chat.cached_tokenizer import Tokenizer, readable
+from pyctl.chat.cached_tokenizer import readable
 from pyctl.chat.chat_format import ChatFormat
+from pyctl.chat.tokenizer import Tokenizer
 from pyctl.engine.backend import EngineInfo
 from pyctl.engine.worker import Worker
 from pyctl.processes.process_memory import trim_heap

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyctl.chat.cached_tokenizer import Tokenizer
+from pyctl.chat.tokenizer import Tokenizer
 from pyctl.errors import ContextSizeError, RequestError
 from pyctl.settings.limit import limit
 

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 
 from pyctl.errors import LoadingError, NotFoundError, RequestError
 from pyctl.files.pdf_file import pdf_text
-from pyctl.page import POLICY, asset, names
+from pyctl.page import asset, names, policy
 from pyctl.page.markdown_process import MAX_TEXTS
 from pyctl.requests.body_reader import at_most
 from pyctl.requests.json_text import decode, parse_object
@@ -457,7 +457,7 @@ async def _page_file(request: Request) -> Response:
         return error_response(NotFoundError("File Not Found"))
     headers = {
         "cache-control": "no-cache",  # revalidated, and mostly not sent again
-        "content-security-policy": POLICY,
+        "content-security-policy": policy(),
         "etag": file.tag,
         "referrer-policy": "no-referrer",
         "vary": "Accept-Encoding",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from pyctl.cache.plan import MIN_SHARED
 from pyctl.cache.prompt_comparison import PromptComparison, Section
@@ -24,8 +25,7 @@ _REMEDIES: dict[Section, str] = {
 _NOT_KEPT = "give the cache more memory: --cache-ram, or --kv-cache-dir on a disk"
 
 
-@dataclass(frozen=True)
-class Explanation:
+class Explanation(msgspec.Struct, frozen=True):
     """The reason for which a request evaluated tokens of an earlier prompt again.
 
     Attributes:

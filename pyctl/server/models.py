@@ -13,15 +13,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, Protocol, TypeAlias
 
+import msgspec
+
 from pyctl.engine.engine_settings import Clock
 from pyctl.errors import BusyError, ConfigError, PyctlError, RequestError, UnavailableError
 from pyctl.server.app_state import AppState, HttpService
 from pyctl.server.load_order import LoadOrder, LoadRequest
+from pyctl.server.model_card import ModelCard
 from pyctl.settings.limit import limit
 
 __all__ = [
     "Lease",
-    "ModelCard",
     "ModelSource",
     "Models",
     "Progress",
@@ -50,24 +52,6 @@ Progress: TypeAlias = Callable[[float], bool]
 
 Listener: TypeAlias = Callable[[Mapping[str, Any] | None], None]
 """Gets events of models, and None at the end of the process."""
-
-
-@dataclass(frozen=True)
-class ModelCard:
-    """The public facts of a model before it is loaded; ``origin`` is the place where it was found,
-    ``preset`` its section of a preset file, ``args`` its flags. One that ``is_hidden`` is in no
-    list.
-    """
-
-    name: str
-    aliases: tuple[str, ...] = ()
-    tags: tuple[str, ...] = ()
-    path: str = ""
-    origin: str = "preset"
-    args: tuple[str, ...] = ()
-    preset: str = ""
-    vision: bool = False
-    is_hidden: bool = False
 
 
 class ServiceLoader(Protocol):
@@ -127,8 +111,7 @@ class ServedModel:
         return self.source.card.name
 
 
-@dataclass(frozen=True)
-class Lease:
+class Lease(msgspec.Struct, frozen=True):
     """A loaded model, which stays loaded until `close`."""
 
     service: HttpService

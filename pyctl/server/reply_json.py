@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import Any, TypeAlias
 
 from pyctl.cache.cache_stats import RequestStats
-from pyctl.chat.cached_tokenizer import Tokenizer
+from pyctl.chat.tokenizer import Tokenizer
 from pyctl.engine.backend import TopTokens
 from pyctl.engine.request import Done, Progress, Request, Timings
 from pyctl.engine.sampling import Sampling

@@ -9,6 +9,8 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
+import msgspec
+
 from pyctl.errors import LostThreadError, ThreadError
 from pyctl.requests.reply_history import ReplyHistory
 from pyctl.settings.limit import limit
@@ -62,8 +64,7 @@ class KeptThread:
             )
 
 
-@dataclass(frozen=True)
-class ThreadCounts:
+class ThreadCounts(msgspec.Struct, frozen=True):
     """The number of threads that are kept and their bytes; the sums since the start of those
     created, continued, forgotten when there was no more room, and looked up in vain.
     """

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from dataclasses import dataclass, field
+
+import msgspec
 
 from pyctl.cache.condemned import Report
 from pyctl.engine.canary.skipped import SkipReason
@@ -15,8 +16,7 @@ __all__ = ["CanaryCounts", "CanaryView"]
 MAX_REPORTS = limit(8, "reports of the canary in GET /cache", "the oldest are forgotten", "memory")
 
 
-@dataclass(frozen=True)
-class CanaryView:
+class CanaryView(msgspec.Struct, frozen=True):
     """The results since the start.
 
     Attributes:
@@ -30,9 +30,9 @@ class CanaryView:
     """
 
     interval: float = 0.0
-    verified: dict[Place, int] = field(default_factory=dict)
-    differing: dict[Place, int] = field(default_factory=dict)
-    skipped: dict[SkipReason, int] = field(default_factory=dict)
+    verified: dict[Place, int] = msgspec.field(default_factory=dict)
+    differing: dict[Place, int] = msgspec.field(default_factory=dict)
+    skipped: dict[SkipReason, int] = msgspec.field(default_factory=dict)
     interrupted: int = 0
     seconds: float = 0.0
     reports: tuple[Report, ...] = ()

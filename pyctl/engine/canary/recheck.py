@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Generator
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
+
+import msgspec
 
 from pyctl.cache.ports import SequenceMemory, SnapshotSource
 from pyctl.cache.reads import Reads
@@ -29,8 +30,7 @@ class BatchRange(NamedTuple):
     last: int
 
 
-@dataclass(frozen=True)
-class RecheckPlan:
+class RecheckPlan(msgspec.Struct, frozen=True):
     """The position to resume at, and the batches to evaluate.
 
     Attributes:
@@ -50,8 +50,7 @@ class RecheckPlan:
         return [BatchRange(first, last) for first, last in pairwise((self.start, *self.ends))]
 
 
-@dataclass(frozen=True)
-class Measurement:
+class Measurement(msgspec.Struct, frozen=True):
     """Digests of a snapshot's end as it was restored, and as it was evaluated again.
 
     Attributes:

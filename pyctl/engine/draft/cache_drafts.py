@@ -21,18 +21,13 @@ from queue import SimpleQueue
 from threading import Event, Thread
 from typing import TypeAlias
 
+from pyctl.engine.draft.ngram_settings import LONGEST
 from pyctl.engine.draft.source import NO_MATCH, DraftJob, Match
 from pyctl.engine.draft.token_index import MAX_TOKENS, TokenIndex
 from pyctl.engine.draft.tracked_reply import TrackedReply
 from pyctl.prompt import Tokens, as_tokens
-from pyctl.settings.limit import limit
 
-__all__ = ["LONGEST", "CacheDrafts"]
-
-LONGEST = limit(128, "tokens of a draft from `cache`", "cut", "request")
-"""Longer ones gain nothing in a rewriting: its edits end them
-(docs/decisions/009-composed-drafts.md of 1323d1c8).
-"""
+__all__ = ["CacheDrafts"]
 
 BLOCK = 512
 """Tokens of a block. Prompts are added by block, identified by the digest of its prefix; known

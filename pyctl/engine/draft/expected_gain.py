@@ -16,8 +16,9 @@ Each term is a function below. The unit of cost is a plain step, see `step_costs
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 from pyctl.engine.draft.step_costs import CostCurve, StepCosts
 
@@ -70,8 +71,7 @@ class Gain(NamedTuple):
     n: int
 
 
-@dataclass(frozen=True)
-class Rollback:
+class Rollback(msgspec.Struct, frozen=True):
     """The removal of wrong drafts: up to ``n_free`` at no cost; after more, accepted ones are
     evaluated again.
 

@@ -1,13 +1,19 @@
-"""Settings of the n-gram sources of drafts."""
+"""Settings of the sources of drafts that look texts up: n-grams, and `cache`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from pyctl.settings.convert import integer
+from pyctl.settings.limit import limit
 from pyctl.settings.setting import SPECULATION
 
-__all__ = ["NgramSettings"]
+__all__ = ["LONGEST", "NgramSettings"]
+
+LONGEST = limit(128, "tokens of a draft from `cache`", "cut", "request")
+"""Longer ones gain nothing in a rewriting: its edits end them
+(docs/decisions/009-composed-drafts.md of 1323d1c8).
+"""
 
 _SIZE = integer(1, 1024)
 _LENGTH = integer(0, 1024)

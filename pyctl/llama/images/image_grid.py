@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from pyctl.errors import ModelError
@@ -17,8 +17,7 @@ MAX_TOKENS = 4096
 """Default limits of Qwen's encoders."""
 
 
-@dataclass(frozen=True)
-class ImageGrid:
+class ImageGrid(msgspec.Struct, frozen=True):
     """The sizes to which images are resized, as in libmtmd.
 
     Attributes:

@@ -6,13 +6,14 @@ import ctypes
 import weakref
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import compress, repeat
-from typing import Any
+from itertools import repeat
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pyctl.llama.library.bindings import api
+from pyctl.llama.library.extension import library_file
 
 __all__ = ["LlamaTokenizer", "read_piece"]
 
@@ -20,6 +21,11 @@ __all__ = ["LlamaTokenizer", "read_piece"]
 CONTROL = 1 << 3
 USER_DEFINED = 1 << 4
 FIM = ("pre", "suf", "mid", "rep", "sep")
+
+RUN = 4096
+"""Tokens that are read before another thread may run: half a millisecond."""
+
+T = TypeVar("T", bound=np.generic)
 
 
 class LlamaTokenizer:
@@ -92,9 +98,7 @@ class LlamaTokenizer:
     @cached_property
     def _attributes(self) -> NDArray[np.int32]:
         """Attributes of all tokens: a call for each of 250,000."""
-        return np.fromiter(
-            map(api.llama_vocab_get_attr, repeat(self._vocab), range(self.n_vocab)), np.int32
-        )
+        return self._of_all("llama_vocab_get_attr", ctypes.c_int, np.int32)
 
     def all_pieces(self) -> list[bytes]:
         """Return the bytes of every token, control tokens included."""
@@ -117,8 +121,24 @@ class LlamaTokenizer:
 
     @cached_property
     def _ends(self) -> frozenset[int]:
-        is_end = map(api.llama_vocab_is_eog, repeat(self._vocab), range(self.n_vocab))
-        return frozenset(compress(range(self.n_vocab), is_end))
+        is_end = self._of_all("llama_vocab_is_eog", ctypes.c_bool, np.bool_)
+        return frozenset(np.flatnonzero(is_end).tolist())
+
+    def _of_all(self, name: str, result: type, dtype: type[T]) -> NDArray[T]:
+        """Return what llama.cpp's function ``name``, which returns a ``result``, has for each
+        token, shape (n_vocab,).
+
+        Such a call takes nanoseconds. It keeps the interpreter's lock, since giving it up takes as
+        long as the call, and others would take it at every token. They get it between runs.
+        """
+        function = ctypes.PyDLL(str(library_file("libllama.so")))[name]
+        function.restype = result
+        vocab = repeat(ctypes.c_void_p(self._vocab))
+        found = np.empty(self.n_vocab, dtype)
+        for first in range(0, self.n_vocab, RUN):
+            tokens = range(first, min(first + RUN, self.n_vocab))
+            found[first : tokens.stop] = np.fromiter(map(function, vocab, tokens), dtype)
+        return found
 
     def fim_tokens(self) -> dict[str, int]:
         """Return the model's fill-in-the-middle tokens: pre, suf, mid (prefix, suffix, middle),

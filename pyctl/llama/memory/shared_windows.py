@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from weakref import ref
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,8 +21,7 @@ BLOCK_HEADER = 64
 """Bytes before the contents of a block (csrc/core/block.h)."""
 
 
-@dataclass(frozen=True)
-class WindowForm:
+class WindowForm(msgspec.Struct, frozen=True):
     """The layout of the rows of a window in a state's block: after ``head`` bytes, plane after
     plane.
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pyctl.engine.draft.cache_drafts import LONGEST
+from pyctl.engine.draft.ngram_settings import LONGEST
 from pyctl.llama.library.bindings import api
 from pyctl.llama.library.devices import (
     Device,

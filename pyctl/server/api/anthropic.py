@@ -19,7 +19,6 @@ clients:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -50,8 +49,7 @@ __all__ = ["count_tokens", "messages"]
 _PING = named_frames([{"type": "ping"}])
 
 
-@dataclass(frozen=True)
-class RequestedParts:
+class RequestedParts(msgspec.Struct, frozen=True):
     """The parts of a request besides its message, None for those that it lacks.
 
     Attributes:

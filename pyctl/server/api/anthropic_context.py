@@ -8,8 +8,9 @@ do, and after that the request is refused: this server writes none.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any
+
+import msgspec
 
 from pyctl.errors import NotSupportedError, RequestError
 from pyctl.requests.body_reader import Body, Integer, at_most, items, strings
@@ -47,8 +48,7 @@ class _Edit(Body, frozen=True):
     exclude_tools: Annotated[tuple[str, ...], strings] = ()
 
 
-@dataclass(frozen=True)
-class EditedContext:
+class EditedContext(msgspec.Struct, frozen=True):
     """The result of all edits.
 
     Attributes:

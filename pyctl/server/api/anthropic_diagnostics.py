@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from pyctl.errors import RequestError
 from pyctl.prompt import Prompt
@@ -37,8 +38,7 @@ class _DiagnosticsBody(Body, frozen=True):
     previous_message_id: str = ""
 
 
-@dataclass(frozen=True)
-class Diagnostics:
+class Diagnostics(msgspec.Struct, frozen=True):
     """The requested diagnosis of a cache miss.
 
     Attributes:

@@ -8,7 +8,7 @@ client that sends everything. A thread whose request fails or is cancelled stays
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -36,8 +36,7 @@ class _ThreadBody(Body, frozen=True):
     previous_message_id: str = ""
 
 
-@dataclass(frozen=True)
-class ThreadTurn:
+class ThreadTurn(msgspec.Struct, frozen=True):
     """A turn of a thread.
 
     Attributes:

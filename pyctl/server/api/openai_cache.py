@@ -11,8 +11,9 @@ no effect but that replies repeat it: prefixes are found by their tokens.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from pyctl.errors import RequestError
 from pyctl.requests.body_reader import Body, at_most, json_object
@@ -53,8 +54,7 @@ class _Options(Body, frozen=True):
     comparison_response_id: str | None = None
 
 
-@dataclass(frozen=True)
-class PromptCaching:
+class PromptCaching(msgspec.Struct, frozen=True):
     """The cache options of a request.
 
     Attributes:
@@ -134,8 +134,7 @@ class PromptCaching:
         return members
 
 
-@dataclass(frozen=True)
-class ComparedReply:
+class ComparedReply(msgspec.Struct, frozen=True):
     """A reply to a request that later ones can compare with, and that may compare with an earlier
     one.
 

@@ -25,10 +25,10 @@ import binascii
 import logging
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, ClassVar
 
+import msgspec
 from msgspec import field
 
 from pyctl.chat.messages import unreadable
@@ -114,8 +114,7 @@ _SEND_ALL = (
 )
 
 
-@dataclass(frozen=True)
-class ResponseRequest:
+class ResponseRequest(msgspec.Struct, frozen=True):
     """A request as ``chat``, the fields of the chat completion to make; ``tools`` has the namespace
     of each tool, None for none, and the tool as sent, by its name in the chat. ``caching`` are its
     cache options.

@@ -9,7 +9,8 @@ import pytest
 from llama_cpp import llama_cpp as api
 
 from pyctl.errors import ModelError, UnavailableError
-from pyctl.llama.open_model import load_model, make_context, open_embedder, read_vocabulary
+from pyctl.llama.open_model import load_model, make_context, open_embedder
+from pyctl.llama.read_vocabulary import read_vocabulary
 from pyctl.llama.settings.model_settings import ModelSettings
 from pyctl.llama.settings.params import ModelParams, context_params
 from pyctl.llama.settings.resolved import Resolved

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pyctl.chat.cached_tokenizer import Tokenizer
+from pyctl.chat.tokenizer import Tokenizer
 
 MODELS = Path(__file__).resolve().parents[3] / "vendor" / "llama.cpp" / "models"
 

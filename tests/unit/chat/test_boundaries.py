@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyctl.chat.boundaries import boundaries, headers, message_starts
-from pyctl.chat.cached_tokenizer import Tokenizer
 from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.template import Template
+from pyctl.chat.tokenizer import Tokenizer
 from pyctl.prompt import as_tokens, common_prefix
 from tests.unit.chat import toy
 from tests.unit.chat.toy import ByteTokenizer, prepare

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyctl.chat.cached_tokenizer import CachedTokenizer, Tokenizer
+from pyctl.chat.cached_tokenizer import CachedTokenizer
+from pyctl.chat.tokenizer import Tokenizer
 from tests.effort import examples
 from tests.unit.chat.toy import ByteTokenizer, chatml_tokenizer
 

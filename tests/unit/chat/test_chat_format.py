@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from pyctl.chat.cached_tokenizer import Tokenizer
 from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.constraint import Constraint
 from pyctl.chat.reasoning import ReasoningLimit
 from pyctl.chat.reply import ReplyDelta
 from pyctl.chat.template import Template
+from pyctl.chat.tokenizer import Tokenizer
 from pyctl.errors import RequestError
 from tests.unit.chat import toy
 from tests.unit.chat.conftest import unpacked

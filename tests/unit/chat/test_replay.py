@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyctl.chat.cached_tokenizer import Tokenizer
 from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.replay import Replay
 from pyctl.chat.reply import ParsedReply
 from pyctl.chat.template import Template
+from pyctl.chat.tokenizer import Tokenizer
 from tests.effort import examples
 from tests.functions import function, turned
 from tests.unit.chat import toy

@@ -13,11 +13,11 @@ from typing import Any
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import Source
-from pyctl.chat.cached_tokenizer import Tokenizer
 from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.images import ImageReader
 from pyctl.chat.replay import Replay
 from pyctl.chat.template import Template
+from pyctl.chat.tokenizer import Tokenizer
 from pyctl.disk.disk import Disk
 from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.backend import EngineInfo, ModelTemplates

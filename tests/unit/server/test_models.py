@@ -27,7 +27,8 @@ from pyctl.errors import (
 from pyctl.server.app import create_app
 from pyctl.server.app_state import AppState, HttpService
 from pyctl.server.load_order import LoadOrder
-from pyctl.server.models import Lease, ModelCard, Models, ModelSource, cancel_lease
+from pyctl.server.model_card import ModelCard
+from pyctl.server.models import Lease, Models, ModelSource, cancel_lease
 from pyctl.server.server_settings import ServerSettings
 from tests.client import HI, Client
 from tests.unit.server.fake import Bench

@@ -17,7 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pyctl.errors import ModelError, PyctlError, RequestError
 from pyctl.server.app_state import AppState, HttpService
 from pyctl.server.load_order import MAX_HELD_SECONDS, LoadOrder
-from pyctl.server.models import RETRY_SECONDS, Lease, ModelCard, Models, ModelSource, Progress
+from pyctl.server.model_card import ModelCard
+from pyctl.server.models import RETRY_SECONDS, Lease, Models, ModelSource, Progress
 from pyctl.server.supervisor import Supervisor
 from tests.effort import examples
 

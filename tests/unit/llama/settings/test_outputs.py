@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from pyctl.engine.draft.cache_drafts import LONGEST
+from pyctl.engine.draft.ngram_settings import LONGEST
 from pyctl.llama.settings.draft_settings import DraftSettings
 from pyctl.llama.settings.model_settings import ModelSettings
 from pyctl.llama.settings.resolved import LONG_DRAFT, PREDICTED_DRAFT, Resolved
