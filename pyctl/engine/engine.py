@@ -308,7 +308,8 @@ class Engine:
                 self.deliver_events()
             with self.state_reads.allowed():
                 self.backend.decode([item.tokens for item in batch])
-            self.deliver_events()
+            if self.backend.facts.is_async:
+                self.deliver_events()
         except OutOfCellsError as error:
             # The next step has the cells of unused rows, or goes without drafts. If there are
             # neither, a request gives up its cells.
@@ -321,7 +322,7 @@ class Engine:
             for item in batch:
                 self.scheduler.fail(item.active, error)
             return True
-        longest = max(item.tokens.position + len(item.tokens.tokens) for item in batch)
+        longest = max([item.tokens.position + len(item.tokens.tokens) for item in batch])
         self.counters.count_call(len(batch), longest)
         output = 0
         for item in batch:

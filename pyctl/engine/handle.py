@@ -127,9 +127,12 @@ class RequestHandle:
         self._wake_up()
 
     def _deliver_held(self) -> None:
-        with suppress(IndexError):  # another thread that puts an end also delivers them
-            while self._held:
-                self._events.put(self._held.popleft())
+        while self._held:
+            try:
+                piece = self._held.popleft()
+            except IndexError:
+                return  # another thread that puts an end also delivers them
+            self._events.put(piece)
 
     def _wake_up(self) -> None:
         """Wake the consumer if it waits in an event loop, which costs a system call."""
