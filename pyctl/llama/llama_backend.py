@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -387,7 +388,7 @@ class LlamaBackend:
         memory.drafts.pass_on_rows()
         struct.n_tokens = n
         self.outputs.set(())
-        self.control.run(lambda: self._decode(struct))
+        self.control.run(partial(self._decode, struct))
         memory.rollbacks.record()
         memory.drafts.evaluated(items, n)
 
