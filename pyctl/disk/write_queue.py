@@ -211,6 +211,8 @@ class WriteQueue:
     @property
     def awaits_rows(self) -> bool:
         """True if a job waits for `supply_rows`."""
+        if not self._jobs:  # asked after each token
+            return False
         waiting = (JobState.NEEDS_ROWS, JobState.COPYING)
         with self._changed:
             return any(job.state in waiting for job in self._jobs)

@@ -272,16 +272,19 @@ class Engine:
         if self._drafts_lack_cells:
             n_free = 0  # the last step found no cells for drafts
         self._drafts_lack_cells = False
+        speculation = self.speculation or None
         batches = verify_batches(
-            requests, self.backend.facts, self.speculation, n_free, self.cells.make_room
+            requests, self.backend.facts, speculation, n_free, self.cells.make_room
         )
-        accepted_before = {active.id: active.handle.drafts.n_accepted for active in requests}
+        accepted_before = {}
+        if speculation is not None:
+            accepted_before = {active.id: active.handle.drafts.n_accepted for active in requests}
         began = time.perf_counter()
         for batch in batches:
             if not self._evaluate(batch):
                 return  # no cells: the next step tries again
         ms = (time.perf_counter() - began) * 1e3 if is_timed else None
-        if self.speculation and batches:
+        if accepted_before and self.speculation and batches:
             self._record_drafts(requests, batches, accepted_before, ms)
 
     def _record_drafts(
@@ -308,7 +311,8 @@ class Engine:
                 self.deliver_events()
             with self.state_reads.allowed():
                 self.backend.decode([item.tokens for item in batch])
-            self.deliver_events()
+            if self.backend.facts.is_async:
+                self.deliver_events()
         except OutOfCellsError as error:
             # The next step has the cells of unused rows, or goes without drafts. If there are
             # neither, a request gives up its cells.
@@ -321,7 +325,9 @@ class Engine:
             for item in batch:
                 self.scheduler.fail(item.active, error)
             return True
-        longest = max(item.tokens.position + len(item.tokens.tokens) for item in batch)
+        longest = 0
+        for item in batch:
+            longest = max(longest, item.tokens.position + len(item.tokens.tokens))
         self.counters.count_call(len(batch), longest)
         output = 0
         for item in batch:

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
@@ -74,7 +75,7 @@ class RequestHandle:
         self.drafts = DraftCounts()
         self._events: SimpleQueue[Event] = SimpleQueue()
         self._held: deque[Piece] = deque()
-        self._wake: Callable[[], None] | None = None
+        self._wake: Callable[[], object] | None = None
         self._flowing = False
         self._taken_at = 0.0
         self._ended = False
@@ -127,16 +128,23 @@ class RequestHandle:
         self._wake_up()
 
     def _deliver_held(self) -> None:
-        with suppress(IndexError):  # another thread that puts an end also delivers them
-            while self._held:
-                self._events.put(self._held.popleft())
+        while self._held:
+            try:
+                piece = self._held.popleft()
+            except IndexError:
+                return  # another thread that puts an end also delivers them
+            self._events.put(piece)
 
     def _wake_up(self) -> None:
         """Wake the consumer if it waits in an event loop, which costs a system call."""
         wake = self._wake
         self._wake = None
-        if wake is not None:
+        if wake is None:
+            return
+        try:
             wake()
+        except RuntimeError:  # the consumer's loop is closed
+            self.cancel()
 
     def drain(self) -> list[Event]:
         """Return all available events without blocking."""
@@ -178,24 +186,17 @@ class RequestHandle:
         while self._events.empty():
             loop = asyncio.get_running_loop()
             woken: asyncio.Future[None] = loop.create_future()
-
-            def finish(woken: asyncio.Future[None] = woken) -> None:
-                if not woken.done():
-                    woken.set_result(None)
-
-            def wake(
-                loop: asyncio.AbstractEventLoop = loop, finish: Callable[[], None] = finish
-            ) -> None:
-                try:
-                    loop.call_soon_threadsafe(finish)
-                except RuntimeError:  # the consumer's loop is closed
-                    self.cancel()
-
-            self._wake = wake
+            self._wake = partial(loop.call_soon_threadsafe, _finish, woken)
             if self._events.empty():  # no event arrived since the loop's test
                 await woken
         self._wake = None
         return self._taken(self._events.get())
+
+
+def _finish(woken: asyncio.Future[None]) -> None:
+    """End the wait for ``woken``, unless it was cancelled."""
+    if not woken.done():
+        woken.set_result(None)
 
 
 def _size(piece: Piece) -> int:

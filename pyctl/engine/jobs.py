@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
@@ -56,6 +56,25 @@ class Job(Generic[R]):
                 self.future.set_exception(error)
 
 
+class ReadWindow:
+    """The block of `StateReads.allowed`. One object serves all blocks: each token enters two."""
+
+    def __init__(self, reads: StateReads, *, evaluating: bool) -> None:
+        self._reads = reads
+        self._evaluating = evaluating
+
+    def __enter__(self) -> None:
+        reads = self._reads
+        reads.is_evaluating = self._evaluating
+        reads._closed.release()
+        if reads._jobs:
+            reads.run()
+
+    def __exit__(self, *error: object) -> None:
+        self._reads._closed.acquire()
+        self._reads.is_evaluating = False
+
+
 class StateReads:
     """Runs reads of data that the engine's thread owns, on any thread, while that thread has them
     `allowed`.
@@ -70,22 +89,16 @@ class StateReads:
         )  # held by the engine's thread except within `allowed`, and by each read
         self._closed.acquire()
         self._jobs: deque[Job[Any]] = deque()
+        self._while_evaluating = ReadWindow(self, evaluating=True)
+        self._while_waiting = ReadWindow(self, evaluating=False)
 
-    @contextlib.contextmanager
-    def allowed(self, *, evaluating: bool = True) -> Iterator[None]:
+    def allowed(self, *, evaluating: bool = True) -> ReadWindow:
         """Let others read during the ``with`` block, in which the engine's thread changes nothing
         that they read.
 
         ``evaluating``: it waits for the backend, else for work or the disk.
         """
-        self.is_evaluating = evaluating
-        self._closed.release()
-        try:
-            self.run()
-            yield
-        finally:
-            self._closed.acquire()
-            self.is_evaluating = False
+        return self._while_evaluating if evaluating else self._while_waiting
 
     def add(self, job: Job[Any]) -> None:
         """Queue a read, for `run`."""

@@ -22,6 +22,7 @@ class TextStream:
     def __init__(self, stop: tuple[str, ...] = ()) -> None:
         self.stopping_word = ""
         self._stop = _Stops(word for word in stop if word)
+        self._has_stop = bool(self._stop)
         self._rest = b""
         self._held = ""
 
@@ -31,7 +32,7 @@ class TextStream:
         data = self._rest + data
         text, used = codecs.utf_8_decode(data, "replace", False)
         self._rest = data[used:]
-        if not self._stop:  # nothing to withhold
+        if not self._has_stop:  # nothing to withhold
             return text
         return self._release(text)
 

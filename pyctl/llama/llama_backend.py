@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -367,17 +368,14 @@ class LlamaBackend:
 
     def decode(self, items: Sequence[SequenceTokens]) -> None:
         memory = self.memory
-        placed = [
-            item._replace(position=memory.cells.position(item.seq, item.position)) for item in items
-        ]
-        n, outputs = self.batch.fill_all(placed)
+        n, outputs = self.batch.fill_all(items, memory.cells.position)
         if len(outputs) > self.facts.n_outputs:
             raise EngineError(f"{len(outputs)} outputs are more than {self.facts.n_outputs}")
         memory.cells.reserve(n, in_parts=len(items) > 1)
         marks = memory.rollbacks.mark(items)
         self._evaluate(items, n)
-        self.outputs.set(outputs)
         memory.rollbacks.record(items, marks)
+        self.outputs.set(outputs)
 
     def draft(self, items: Sequence[SequenceTokens], n: int) -> list[tuple[int, ...]]:
         drafts = self.memory.drafts.settled()
@@ -390,7 +388,7 @@ class LlamaBackend:
         memory.drafts.pass_on_rows()
         struct.n_tokens = n
         self.outputs.set(())
-        self.control.run(lambda: self._decode(struct))
+        self.control.run(partial(self._decode, struct))
         memory.rollbacks.record()
         memory.drafts.evaluated(items, n)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import h11
 import uvicorn
+from h11._writers import ChunkedWriter
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
@@ -182,11 +183,26 @@ def _has_two_lengths(headers: list[tuple[bytes, bytes]]) -> bool:
     } and CLOSE_HEADER not in headers
 
 
+class StreamConnection(h11.Connection):
+    """h11's connection, without its state machine for the parts of a chunked body, which do not
+    change the state: a stream has a part for each token.
+    """
+
+    def send(self, event: h11.Event) -> bytes | None:  # type: ignore[override]
+        writer = self._writer
+        if type(event) is not h11.Data or type(writer) is not ChunkedWriter:
+            return super().send(event)
+        pieces: list[bytes] = []
+        writer.send_data(event.data, pieces.append)
+        return b"".join(pieces)
+
+
 class GuardedHttpProtocol(H11Protocol):
     """uvicorn's HTTP/1.1, watched by ``guard``."""
 
     def __init__(self, guard: ConnectionGuard, config: uvicorn.Config, state: ServerState) -> None:
         super().__init__(config, state, {})
+        self.conn = StreamConnection(h11.SERVER)
         # uvicorn only adds it to a time.
         self.timeout_keep_alive = KEPT_SECONDS  # type: ignore[assignment]
         self._guard = guard

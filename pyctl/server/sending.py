@@ -101,8 +101,9 @@ class ReplyResponse:
         ping = replies[0].options.ping_seconds
         default = service.shared.settings.ping_seconds
         self._ping_seconds = default if ping is None else ping
-        self._sending = asyncio.Lock()
+        self._sending_head = asyncio.Lock()
         self._begun = False
+        self._has_head = False
         self._last_sent = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -190,15 +191,22 @@ class ReplyResponse:
                     yield b"".join(frames)
 
     async def _send(self, send: Send, body: bytes) -> None:
-        async with self._sending:
-            if not self._begun:
-                self._begun = True
-                progress = self._replies[0].progress if len(self._replies) == 1 else None
-                headers = cache_header(progress) if progress is not None else {}
-                await send(stream_head(self._replies[0].media_type, headers))
-            if body:
-                await send({"type": "http.response.body", "body": body, "more_body": True})
+        if not self._has_head:
+            await self._send_head(send)
+        if body:
+            await send({"type": "http.response.body", "body": body, "more_body": True})
         self._last_sent = asyncio.get_running_loop().time()
+
+    async def _send_head(self, send: Send) -> None:
+        """Send the head, or wait until the other one of stream and ping has sent it."""
+        async with self._sending_head:
+            if self._begun:
+                return
+            self._begun = True
+            progress = self._replies[0].progress if len(self._replies) == 1 else None
+            headers = cache_header(progress) if progress is not None else {}
+            await send(stream_head(self._replies[0].media_type, headers))
+            self._has_head = True
 
     async def _ping(self, send: Send, seconds: int) -> None:
         """Send a sign of life whenever the stream has been silent for ``seconds``; never if that is

@@ -26,11 +26,11 @@ class BatchItem(NamedTuple):
 def verify_batches(
     requests: Sequence[ActiveRequest],
     facts: BackendFacts,
-    speculation: Speculation,
+    speculation: Speculation | None,
     n_free: int,
     make_room: Callable[[int], bool],
 ) -> list[list[BatchItem]]:
-    """Return the evaluations, in order, for decoding ``requests``.
+    """Return the evaluations, in order, for decoding ``requests``; without ``speculation`` one.
 
     ``n_free`` cells are available for drafts; ``make_room`` is called once with the total number of
     tokens.
@@ -111,10 +111,10 @@ def _is_short(job: DraftJob, draft: Draft, n_rollback: int) -> bool:
 
 
 def _item(active: ActiveRequest, draft: Draft) -> BatchItem:
-    assert active.seq is not None
-    assert active.pending is not None
-    sure = active.pending
     seq = active.seq
+    sure = active.pending
+    assert seq is not None
+    assert sure is not None
     tokens = SequenceTokens(seq.id, sure + draft.tokens, seq.n, len(sure))
     return BatchItem(active, tokens, draft)
 

@@ -165,15 +165,17 @@ class CellPool:
         if len(self._occupancy.sequences) > 1:
             n_extra = min(n, MIN_FREE)
         while True:
-            idle = self._occupancy.to_park()
             n_left = self.n_cells - self.n_used - n
+            n_held = max(n_left + n_ready - n_extra, 0)  # held rows that may stay
+            if n_left >= 0 and self._device.n_cells <= n_held:
+                return True  # as for almost every token
+            idle = self._occupancy.to_park()
             if n_left < 0:
                 if not idle:
                     return False
                 least = self.values.pick_to_park(idle, -n_left)
                 self._park(least)
                 continue
-            n_held = max(n_left + n_ready - n_extra, 0)  # held rows that may stay
             free = (seq for seq in idle if self._occupancy.owner(seq) is None)
             coldest = min(free, key=self.values.expected_resumes, default=None)
             if coldest is None:

@@ -110,10 +110,10 @@ class Scheduler:
         """
         if self.waiting or self.idle_jobs:
             self.stop_prewarm()
-        self._end_turn()
-        self._make_way()
-        self._run_idle_jobs()
-        self.admit()
+            self._end_turn()
+            self._make_way()
+            self._run_idle_jobs()
+            self.admit()
         if not self.has_work and (prewarm := self.prewarms.take()) is not None:
             self._begin(prewarm)
         for active in tuple(self.running):
@@ -121,10 +121,14 @@ class Scheduler:
                 active.ran_concurrently = True
             if active.handle.cancelled:
                 self.end(active)
-        decode = [active for active in self.running if active.pending is not None]
-        prefill = [active for active in self.running if active.pending is None]
-        ready = [active for active in prefill if active.reads is None or active.reads.ready()]
-        return Decision(self.next_prefill(ready), decode)
+        decode = []
+        ready = []
+        for active in self.running:
+            if active.pending is not None:
+                decode.append(active)
+            elif active.reads is None or active.reads.ready():
+                ready.append(active)
+        return Decision(self.next_prefill(ready) if ready else None, decode)
 
     def next_prefill(self, ready: Sequence[ActiveRequest]) -> ActiveRequest | None:
         """Return the first of ``ready``, but every second time one that needs only a single batch,
@@ -268,8 +272,8 @@ class Scheduler:
         """
         staying = list(decoding)
         while True:
-            n_new = sum(len(active.pending or ()) for active in staying)
-            n_needed = sum(active.n_needed for active in self.running)
+            n_new = sum([len(active.pending or ()) for active in staying])
+            n_needed = sum([active.n_needed for active in self.running])
             n_free = self.cells.n_cells - n_new - n_needed
             if n_free >= 0 or len(self.running) == 1:
                 self.cells.make_room(n_new)

@@ -80,7 +80,7 @@ class DraftMirror:
         """Pass on hidden rows that the next evaluation would overwrite. Call it before each
         evaluation.
         """
-        if not self._is_copied:
+        if self.model is not None and not self._is_copied:
             self._pass_on(before=False)
 
     def evaluated(self, items: Sequence[SequenceTokens], n: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,11 @@ from pyctl.llama.library.bindings import api
 from pyctl.prompt import Tokens
 
 __all__ = ["Batch", "Outputs", "RowBatch"]
+
+
+def _token_index(seq: int, n: int) -> int:
+    """Return ``n``: a text's positions are the indices of its tokens."""
+    return n
 
 
 class Batch:
@@ -51,23 +56,33 @@ class Batch:
         Returns the new number of tokens.
         """
         end = n + len(tokens)
-        self.tokens[n:end] = tokens
-        self.positions[n:end] = np.arange(start, start + len(tokens))
-        self.seqs[n:end] = seq
-        self.outputs[n:end] = 0
-        self.outputs[end - n_outputs : end] = 1
+        if len(tokens) == 1:  # as in most steps of a reply: numpy takes 10 us for slices of one
+            self.tokens[n] = tokens[0]
+            self.positions[n] = start
+            self.seqs[n] = seq
+            self.outputs[n] = n_outputs
+        else:
+            self.tokens[n:end] = tokens
+            self.positions[n:end] = np.arange(start, start + len(tokens))
+            self.seqs[n:end] = seq
+            self.outputs[n:end] = 0
+            self.outputs[end - n_outputs : end] = 1
         self.struct.n_tokens = end
         return end
 
-    def fill_all(self, items: Sequence[SequenceTokens]) -> tuple[int, list[int]]:
+    def fill_all(
+        self, items: Sequence[SequenceTokens], position: Callable[[int, int], int] = _token_index
+    ) -> tuple[int, list[int]]:
         """Fill in the tokens of ``items``, with outputs from the last sure token of each on.
 
-        Returns the number of tokens, and the indices of those with outputs."""
+        ``position`` returns llama.cpp's position of a sequence's token. Returns the number of
+        tokens, and the indices of those with outputs."""
         n = 0
         outputs = list[int]()
-        for seq, tokens, position, n_sure in items:
+        for seq, tokens, start, n_sure in items:
             first_output = n + n_sure - 1
-            n = self.put(n, seq, tokens, position, n_outputs=len(tokens) - n_sure + 1)
+            n_outputs = len(tokens) - n_sure + 1
+            n = self.put(n, seq, tokens, position(seq, start), n_outputs=n_outputs)
             outputs += range(first_output, n)
         return n, outputs
 
@@ -141,6 +156,9 @@ class Outputs:
         self.n_vocab = n_vocab
         self._places: Sequence[int] = ()
         self._rows: NDArray[np.float32] | None = None
+        # The rows of an earlier evaluation, at an address that llama.cpp mostly keeps.
+        self._address = 0
+        self._known: NDArray[np.float32] = np.empty((0, n_vocab), np.float32)
         self.is_recalled = False
 
     def set(self, places: Sequence[int]) -> None:
@@ -168,7 +186,16 @@ class Outputs:
         overwrites. Waits for the device.
         """
         if self._rows is None:
-            shape = (len(self._places), self.n_vocab)
-            self._rows = np.ctypeslib.as_array(api.llama_get_logits(self.ctx), shape)
+            self._rows = self._evaluated_rows()
         row: NDArray[np.float32] = self._rows[index]
         return row
+
+    def _evaluated_rows(self) -> NDArray[np.float32]:
+        """Return the logits of all outputs, shape (n, n_vocab), at llama.cpp's address."""
+        logits = api.llama_get_logits(self.ctx)
+        address = ctypes.addressof(logits.contents)
+        if address != self._address or len(self._known) != len(self._places):
+            shape = (len(self._places), self.n_vocab)
+            self._known = np.ctypeslib.as_array(logits, shape)
+            self._address = address
+        return self._known

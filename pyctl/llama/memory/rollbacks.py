@@ -80,19 +80,20 @@ class Rollbacks:
         """Mark the starts of ``items`` whose drafts require it, before their evaluation, and have
         it write planes if it needs them.
 
-        Returns by sequence the minimum count to which a rollback may use the mark, -1 for none.
+        Returns the minimum count to which a rollback may use the mark, -1 for none, by sequence;
+        those with one token have nothing to roll back.
         """
-        marks = {item.seq: -1 for item in items}
+        marks = {}
         for item in items:
+            if len(item.tokens) == 1:
+                continue
+            marks[item.seq] = -1
             if self._kv is not None and self.n_rollback < item.n_drafts <= self.max_drafts:
                 checked(self._kv.mark, item.seq, item.position)
                 marks[item.seq] = item.position + item.n_committed
-        is_plain = all(len(item.tokens) == 1 for item in items)
-        if is_plain:
-            self._n_plain_steps += 1
-        else:
-            self._n_plain_steps = 0
-        self._keep_history(self._n_plain_steps <= PLAIN_STEPS)
+        self._n_plain_steps = 0 if marks else self._n_plain_steps + 1
+        if self._n_state_history:
+            self._keep_history(self._n_plain_steps <= PLAIN_STEPS)
         return marks
 
     def _keep_history(self, keeps: bool) -> None:
@@ -103,7 +104,7 @@ class Rollbacks:
         planes or not. So only evaluations of one token a sequence, which are never rolled back, go
         without.
         """
-        if self._n_state_history and keeps != self._keeps_history:
+        if keeps != self._keeps_history:
             assert self._kv is not None
             self._kv.keep_history(keeps)
             self._keeps_history = keeps
@@ -114,8 +115,12 @@ class Rollbacks:
         """Record an evaluation of ``items`` with drafts and ``marks``: `roll_back` applies to
         these only. Evaluations that follow write planes again.
         """
-        self._keep_history(True)
-        cuts = self._cut_floors(items) if items else {}
+        if self._n_state_history:
+            self._keep_history(True)
+        if not marks:
+            self._floors = {}
+            return
+        cuts = self._cut_floors(items)
         self._floors = {seq: Floors(cuts.get(seq, -1), marked) for seq, marked in marks.items()}
 
     def _cut_floors(self, items: Sequence[SequenceTokens]) -> dict[int, int]:

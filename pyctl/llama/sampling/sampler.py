@@ -7,6 +7,7 @@ import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -82,11 +83,9 @@ class LlamaVocabulary:
         # No set at the start: to find all takes a call for each of 250,000 tokens.
         self.is_end = tokenizer.is_end
         self.end_tokens = tokenizer.end_tokens
+        self.piece = partial(tokenizer.piece, special=False)
         self._tokenizer = tokenizer
         self._n_ctx = n_ctx
-
-    def piece(self, token: int) -> bytes:
-        return self._tokenizer.piece(token, special=False)
 
     def check(self, sampling: Sampling) -> None:
         if sampling.grammar:
@@ -230,7 +229,8 @@ class LlamaSampler:
     def _accept(self, token: int) -> None:
         if self._grammar is not None:
             self._grammar.accept(token)
-        api.llama_sampler_accept(self._chain, token)
+        if self._n_best != 1:  # else no sampler of the chain depends on earlier tokens
+            api.llama_sampler_accept(self._chain, token)
 
     def top_tokens(self, token: int, n: int) -> TopTokens:
         """Return the probabilities of ``token`` and of the ``n`` most likely tokens after the last

@@ -247,7 +247,9 @@ class ChatReply(_OpenAIReply):
         self._splitter = prepared.splitter
         chat = prepared.chat
         streams_echo = chat is None or self.options.echo or not chat.is_continued
-        self._echo = prepared.splitter.echo if streams_echo else ReplyDelta()
+        echo = prepared.splitter.echo
+        has_echo = streams_echo and bool(echo.reasoning or echo.content)
+        self._echo = echo if has_echo else None  # until the first delta
         self._said_role = False
         self._called = False
         self._held_probs: list[TopTokens] = []
@@ -269,9 +271,12 @@ class ChatReply(_OpenAIReply):
         return self._chunk(_ROLE, extras=self.extras(progress))
 
     def piece_frames(self, piece: Piece) -> bytes:
-        frames = self._role()
+        frames = b"" if self._said_role else self._role()
         self._held_probs += piece.probs
-        return frames + self._deltas(self._with_echo(self._splitter.feed(piece.text, piece.tokens)))
+        delta = self._splitter.feed(piece.text, piece.tokens)
+        if self._echo is not None:
+            delta = self._with_echo(delta)
+        return frames + self._deltas(delta)
 
     def ended(self, done: Done) -> bytes:
         frames = self._role() + self._deltas(self._with_echo(self._splitter.finish()))
@@ -302,9 +307,9 @@ class ChatReply(_OpenAIReply):
         that.
         """
         echo = self._echo
-        self._echo = ReplyDelta()
-        if not (echo.reasoning or echo.content):
+        if echo is None:
             return delta
+        self._echo = None
         return ReplyDelta(
             echo.reasoning + delta.reasoning, echo.content + delta.content, delta.calls
         )

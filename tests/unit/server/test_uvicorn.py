@@ -12,6 +12,7 @@ from pathlib import Path
 
 import h11
 import uvicorn
+from h11._writers import ChunkedWriter
 from uvicorn.protocols.http import h11_impl
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
@@ -48,6 +49,7 @@ def test_a_connection_has_what_its_guard_reads_and_changes() -> None:
         == ["self"]
     )
     assert parameters(H11Protocol.eof_received) == ["self"]
+    assert parameters(ChunkedWriter.send_data) == ["self", "data", "write"]
     assert h11_impl.CLOSE_HEADER == CLOSE_HEADER  # type: ignore[attr-defined]
     assert 'if CLOSE_HEADER in self.scope["headers"]' in inspect.getsource(
         RequestResponseCycle.send
@@ -61,6 +63,7 @@ def test_a_connection_has_what_its_guard_reads_and_changes() -> None:
         assert connection.connections is state.connections
         assert isinstance(connection.timeout_keep_alive, int)
         assert isinstance(connection.conn, h11.Connection)
+        assert {"_writer"} <= vars(connection.conn).keys()
         assert connection.conn.their_state is h11.IDLE
         assert connection.conn.trailing_data == (b"", False)
         assert connection.cycle is None
