@@ -10,7 +10,6 @@ from itertools import compress, repeat
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pyctl.llama.library.bindings import api
 
@@ -79,22 +78,24 @@ class LlamaTokenizer:
 
     def special_tokens(self) -> dict[str, int]:
         """Return control and user-defined tokens by their text."""
-        tokens = np.flatnonzero(self._attributes & (CONTROL | USER_DEFINED)).tolist()
+        control, user_defined = self._special
         return {
             api.llama_vocab_get_text(self._vocab, token).decode("utf-8", "replace"): token
-            for token in tokens
+            for token in sorted(control | user_defined)
         }
 
     def control_tokens(self) -> frozenset[int]:
         """Return all control tokens."""
-        return frozenset(np.flatnonzero(self._attributes & CONTROL).tolist())
+        return self._special[0]
 
     @cached_property
-    def _attributes(self) -> NDArray[np.int32]:
-        """Attributes of all tokens: a call for each of 250,000."""
-        return np.fromiter(
-            map(api.llama_vocab_get_attr, repeat(self._vocab), range(self.n_vocab)), np.int32
-        )
+    def _special(self) -> tuple[frozenset[int], frozenset[int]]:
+        """The control and the user-defined tokens, found by a call for each of 250,000."""
+        calls = map(api.llama_vocab_get_attr, repeat(self._vocab), range(self.n_vocab))
+        attributes = np.fromiter(calls, np.int32, self.n_vocab)
+        control = np.flatnonzero(attributes & CONTROL)
+        user_defined = np.flatnonzero(attributes & USER_DEFINED)
+        return frozenset(control.tolist()), frozenset(user_defined.tolist())
 
     def all_pieces(self) -> list[bytes]:
         """Return the bytes of every token, control tokens included."""
