@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import compress, repeat
 from typing import Any
@@ -97,16 +97,14 @@ class LlamaTokenizer:
         user_defined = np.flatnonzero(attributes & USER_DEFINED)
         return frozenset(control.tolist()), frozenset(user_defined.tolist())
 
-    def all_pieces(self) -> list[bytes]:
-        """Return the bytes of every token, control tokens included."""
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the bytes of every token, control tokens included."""
         vocab = self._vocab
         read = api.llama_token_to_piece
         buffer = ctypes.create_string_buffer(64)
-        sizes = ((token, read(vocab, token, buffer, 64, 0, True)) for token in range(self.n_vocab))
-        return [
-            ctypes.string_at(buffer, n) if n >= 0 else read_piece(vocab, token)
-            for token, n in sizes
-        ]
+        for token in range(self.n_vocab):
+            n = read(vocab, token, buffer, 64, 0, True)
+            yield ctypes.string_at(buffer, n) if n >= 0 else read_piece(vocab, token)
 
     def is_end(self, token: int) -> bool:
         """Return whether ``token`` ends a reply."""

@@ -34,7 +34,7 @@ def test_text_survives_the_vocabulary(hybrid: Loaded) -> None:
 
 def test_pieces_of_all_tokens_are_those_of_each(hybrid: Loaded) -> None:
     tokenizer = hybrid.tokenizer
-    pieces = tokenizer.all_pieces()
+    pieces = list(tokenizer.pieces())
     assert len(pieces) == tokenizer.n_vocab
     assert pieces == [tokenizer.piece(token) for token in range(tokenizer.n_vocab)]
 
