@@ -1,8 +1,8 @@
-"""Copies of a GGUF file with other metadata."""
+"""Copies of a GGUF file with other metadata, or in another order."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,18 @@ __all__ = ["copy_with"]
 
 
 def copy_with(
-    source: Path, target: Path, metadata: Mapping[str, Any], without: tuple[str, ...] = ()
+    source: Path,
+    target: Path,
+    metadata: Mapping[str, Any],
+    without: tuple[str, ...] = (),
+    *,
+    order: Callable[[str], int] = lambda name: 0,
 ) -> Path:
     """Write ``source`` to ``target`` with more ``metadata``, and without some keys; return
     ``target``.
 
-    Numbers are written as 32-bit floats and integers.
+    Numbers are written as 32-bit floats and integers. Tensors are sorted by ``order`` of their
+    names.
     """
     reader = GGUFReader(source)
     writer = GGUFWriter(target, reader.fields["general.architecture"].contents())
@@ -36,7 +42,7 @@ def copy_with(
         )
     for name, value in metadata.items():
         writer.add_key_value(name, value, _type_of(value), sub_type=GGUFValueType.INT32)
-    for tensor in reader.tensors:
+    for tensor in sorted(reader.tensors, key=lambda tensor: order(tensor.name)):
         writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
     finish(writer)
     return target

@@ -2,6 +2,7 @@
 #include "device/transfer.h"
 #include "library/breakdown.h"
 #include "library/context.h"
+#include "library/weights.h"
 #include "module.h"
 
 #include <pybind11/stl.h>
@@ -36,6 +37,7 @@ PYBIND11_MODULE(_core, m) {
     m.def("breakdown", [](uintptr_t ctx) { return library::breakdown(reinterpret_cast<llama_context *>(ctx)); }, py::arg("ctx"));
     m.def("row_places", [](uintptr_t ctx) { return library::row_places(reinterpret_cast<llama_context *>(ctx)); }, py::arg("ctx"));
     m.def("layer_devices", [](uintptr_t model) { return library::layer_devices(reinterpret_cast<llama_model *>(model)); }, py::arg("model"));
+    m.def("release_copied", [](uintptr_t model) { return library::release_copied(reinterpret_cast<llama_model *>(model)); }, py::arg("model"));
     register_host_buffer(m);
     register_kv_state(m);
     register_pulse(m);

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from pyctl.errors import ModelError, UnavailableError
 from pyctl.llama.embedder import Embedder
+from pyctl.llama.library import extension
 from pyctl.llama.library.bindings import api
 from pyctl.llama.library.devices import metadata_text
 from pyctl.llama.library.library_log import forget_log_errors, last_log_error
@@ -18,6 +20,8 @@ from pyctl.llama.settings.resolved import Resolved
 from pyctl.settings.limit import limit
 
 __all__ = ["load_model", "make_context", "open_embedder"]
+
+log = logging.getLogger(__name__)
 
 MAX_EMBEDDED = limit(
     8192, "tokens of a text that is ranked, or embedded by its end", "400", "request", "tokens"
@@ -38,7 +42,18 @@ def load_model(
         if model:
             api.llama_model_free(model)
         raise UnavailableError("loading was stopped")
+    _release_copied(model)
     return model
+
+
+def _release_copied(model: Any) -> None:
+    """Take the pages of the file whose weights have a copy elsewhere out of this process: repacked
+    weights would count twice, and those on a GPU once.
+    """
+    if extension.core is None:
+        return
+    n_bytes = extension.core.release_copied(model)
+    log.debug("%d bytes of the file have a copy in other memory", n_bytes)
 
 
 Adapters: TypeAlias = Sequence[tuple[str, float]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import repeat
 from typing import Any, TypeVar
@@ -86,31 +86,32 @@ class LlamaTokenizer:
 
     def special_tokens(self) -> dict[str, int]:
         """Return control and user-defined tokens by their text."""
-        tokens = np.flatnonzero(self._attributes & (CONTROL | USER_DEFINED)).tolist()
+        control, user_defined = self._special
         return {
             api.llama_vocab_get_text(self._vocab, token).decode("utf-8", "replace"): token
-            for token in tokens
+            for token in sorted(control | user_defined)
         }
 
     def control_tokens(self) -> frozenset[int]:
         """Return all control tokens."""
-        return frozenset(np.flatnonzero(self._attributes & CONTROL).tolist())
+        return self._special[0]
 
     @cached_property
-    def _attributes(self) -> NDArray[np.int32]:
-        """Attributes of all tokens: a call for each of 250,000."""
-        return self._of_all("llama_vocab_get_attr", ctypes.c_int, np.int32)
+    def _special(self) -> tuple[frozenset[int], frozenset[int]]:
+        """The control and the user-defined tokens, found by a call for each of 250,000."""
+        attributes = self._of_all("llama_vocab_get_attr", ctypes.c_int, np.int32)
+        control = np.flatnonzero(attributes & CONTROL)
+        user_defined = np.flatnonzero(attributes & USER_DEFINED)
+        return frozenset(control.tolist()), frozenset(user_defined.tolist())
 
-    def all_pieces(self) -> list[bytes]:
-        """Return the bytes of every token, control tokens included."""
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the bytes of every token, control tokens included."""
         vocab = self._vocab
         read = api.llama_token_to_piece
         buffer = ctypes.create_string_buffer(64)
-        sizes = ((token, read(vocab, token, buffer, 64, 0, True)) for token in range(self.n_vocab))
-        return [
-            ctypes.string_at(buffer, n) if n >= 0 else read_piece(vocab, token)
-            for token, n in sizes
-        ]
+        for token in range(self.n_vocab):
+            n = read(vocab, token, buffer, 64, 0, True)
+            yield ctypes.string_at(buffer, n) if n >= 0 else read_piece(vocab, token)
 
     def is_end(self, token: int) -> bool:
         """Return whether ``token`` ends a reply."""

@@ -9,6 +9,8 @@ import random
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -290,14 +292,37 @@ one makes masks as fast as the library's default four.
 """
 
 
+class _Texts:
+    """The bytes of each token of ``tokenizer``, for one iteration. A list of them would be 250,000
+    objects, which leave holes in Python's memory.
+
+    Those of ``marked`` tokens have the prefix 0xFF: they match only where the grammar names them.
+    """
+
+    def __init__(self, tokenizer: LlamaTokenizer, marked: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self._marked = marked
+
+    def __len__(self) -> int:
+        return self._tokenizer.n_vocab
+
+    def __iter__(self) -> Iterator[bytes]:
+        for token, piece in enumerate(self._tokenizer.pieces()):
+            yield b"\xff" + piece if token in self._marked else piece
+
+    def __getitem__(self, token: int) -> bytes:
+        """Return the bytes of one token: llguidance takes sequences alone."""
+        return next(islice(self, token, None))
+
+
 class _Pieces:
     """A vocabulary for llguidance. It never tokenizes text, since no grammar here forces tokens."""
 
     bos_token_id = None
     special_token_ids = ()
 
-    def __init__(self, tokens: list[bytes], end: int) -> None:
-        self.tokens = tokens
+    def __init__(self, tokens: _Texts, end: int) -> None:
+        self.tokens: _Texts | tuple[()] = tokens
         self.eos_token_id = end
 
     def __call__(self, text: str) -> list[int]:
@@ -310,12 +335,12 @@ def _build_vocabulary(tokenizer: LlamaTokenizer) -> llguidance.LLTokenizer:
     ends = sorted(tokenizer.end_tokens())
     if not ends:
         raise RequestError("the model has no end-of-text token, which schemas require")
-    # The prefix 0xFF marks control tokens, which match only where the grammar names them.
-    marked = tokenizer.control_tokens() | set(ends)
-    pieces = tokenizer.all_pieces()
-    tokens = [b"\xff" + piece if token in marked else piece for token, piece in enumerate(pieces)]
-    wrapper = llguidance.TokenizerWrapper(_Pieces(tokens, ends[0]))
-    return llguidance.LLTokenizer(wrapper, eos_token=ends, slices=[_SLICE])
+    pieces = _Pieces(_Texts(tokenizer, tokenizer.control_tokens() | set(ends)), ends[0])
+    wrapper = llguidance.TokenizerWrapper(pieces)
+    vocabulary = llguidance.LLTokenizer(wrapper, eos_token=ends, slices=[_SLICE])
+    # It has copied the texts and keeps the wrapper, which need not keep the tokenizer.
+    pieces.tokens = wrapper.tokens = ()
+    return vocabulary
 
 
 def _find_markers(tokenizer: LlamaTokenizer) -> Markers:

@@ -8,6 +8,7 @@ import pytest
 
 from pyctl.llama.library.llama_tokenizer import read_piece
 from pyctl.llama.loader import Loaded
+from pyctl.llama.open_model import read_vocabulary
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def test_text_survives_the_vocabulary(hybrid: Loaded) -> None:
 
 def test_pieces_of_all_tokens_are_those_of_each(hybrid: Loaded) -> None:
     tokenizer = hybrid.tokenizer
-    pieces = tokenizer.all_pieces()
+    pieces = list(tokenizer.pieces())
     assert len(pieces) == tokenizer.n_vocab
     assert pieces == [tokenizer.piece(token) for token in range(tokenizer.n_vocab)]
 
@@ -46,6 +47,15 @@ def test_control_tokens_have_no_text_unless_it_is_asked_for(hybrid: Loaded) -> N
     for token in controls:
         assert tokenizer.piece(token, special=False) == b""
         assert tokenizer.piece(token) != b""
+
+
+def test_nothing_of_the_size_of_the_vocabulary_stays(hybrid: Loaded) -> None:
+    tokenizer = read_vocabulary(hybrid.resolved.model).result()
+    tokenizer.special_tokens()
+    tokenizer.control_tokens()
+    tokenizer.end_tokens()
+    sizes = [len(value) for value in vars(tokenizer).values() if hasattr(value, "__len__")]
+    assert max(sizes) < tokenizer.n_vocab
 
 
 def test_tokens_that_end_a_reply_are_all_found(hybrid: Loaded) -> None:

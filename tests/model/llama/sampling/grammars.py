@@ -61,9 +61,7 @@ def comparable(model: Loaded) -> Any:
         except UnicodeDecodeError:
             return False
 
-    return np.array(
-        [is_text(t, piece) or t in ends for t, piece in enumerate(tokenizer.all_pieces())]
-    )
+    return np.array([is_text(t, piece) or t in ends for t, piece in enumerate(tokenizer.pieces())])
 
 
 def compare(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 from collections.abc import Callable
@@ -202,6 +203,16 @@ def test_a_lazy_grammar_sleeps_on_where_it_does_not_allow_what_was_found(model: 
     woken.accept(tokens["!"])
     assert not woken.is_asleep
     assert not woken.allows(tokens["x"])
+
+
+def test_the_texts_of_the_vocabulary_are_kept_once(model: Loaded) -> None:
+    """llguidance has its own copy of them; lists of as many objects would take 8 MiB more."""
+    compiler = GrammarCompiler(model.tokenizer)
+    compiler.matcher(json_constraint({"type": "object"}).grammar)
+    gc.collect()
+    n_vocab = model.tokenizer.n_vocab
+    lists = (each for each in gc.get_objects() if isinstance(each, list) and len(each) == n_vocab)
+    assert not [each for each in lists if all(isinstance(one, bytes) for one in each)]
 
 
 def begun(text: str, prefill: str) -> tuple[dict[str, Any], ...]:
