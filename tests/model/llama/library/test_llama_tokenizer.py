@@ -8,7 +8,7 @@ import pytest
 
 from pyctl.llama.library.llama_tokenizer import read_piece
 from pyctl.llama.loader import Loaded
-from pyctl.llama.open_model import read_vocabulary
+from pyctl.llama.read_vocabulary import read_vocabulary
 
 
 @pytest.fixture
