@@ -50,7 +50,6 @@ class LlamaTokenizer:
         ids = self.tokenize("<|image_pad|>")
         self.image_token = ids[0] if len(ids) == 1 else 0
         self._pieces: dict[tuple[int, bool], bytes] = {}
-        self._ends_reply: dict[int, bool] = {}
 
     def tokenize(
         self, text: str, *, add_special: bool = False, parse_special: bool = True
@@ -115,10 +114,7 @@ class LlamaTokenizer:
 
     def is_end(self, token: int) -> bool:
         """Return whether ``token`` ends a reply."""
-        is_end = self._ends_reply.get(token)
-        if is_end is None:
-            is_end = self._ends_reply[token] = bool(api.llama_vocab_is_eog(self._vocab, token))
-        return is_end
+        return bool(api.llama_vocab_is_eog(self._vocab, token))
 
     def end_tokens(self) -> frozenset[int]:
         """Return all tokens that end a reply."""

@@ -7,7 +7,7 @@ import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -81,7 +81,7 @@ class LlamaVocabulary:
         self.grammars = GrammarCompiler(tokenizer)
         self.dry = DrySamplers(tokenizer)
         # No set at the start: to find all takes a call for each of 250,000 tokens.
-        self.is_end = tokenizer.is_end
+        self.is_end = cache(tokenizer.is_end)
         self.end_tokens = tokenizer.end_tokens
         self.piece = partial(tokenizer.piece, special=False)
         self._tokenizer = tokenizer

@@ -31,7 +31,7 @@ from tests.unit.server.fake import Bench, close_workers, play
 
 SOURCE = str(Path(pyctl.__file__).parent)
 
-MAX_ENGINE_CALLS = 76
+MAX_ENGINE_CALLS = 75
 """Calls of a step that decodes one token, without those that wake the event loop."""
 
 MAX_LOOP_CALLS = 22.5
