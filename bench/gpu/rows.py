@@ -109,7 +109,7 @@ class Found:
 
     @property
     def ratio(self) -> float:
-        """How many times as good pyctl's figure is."""
+        """The quality of pyctl's figure as a multiple of the reference's."""
         return ROWS[self.name].ratio(self.ours, self.theirs)
 
     @property

@@ -39,7 +39,7 @@ ROW_BYTES = 34_816
 """Bytes of a token's K and V in q8_0, of the 27B."""
 
 N_CELLS = 131_072
-"""Context of a card with 24 GB, within the 181,760 tokens that docs/contexts.md has for q8_0."""
+"""Context of a card with 24 GB, within the 172,032 tokens that docs/contexts.md has for q8_0."""
 
 CARD = next(device for device in DEVICES if device.name.endswith("RTX 3090"))
 

@@ -185,14 +185,14 @@ void transfer::save_staged(const std::vector<copy_region> & from, uint8_t * dst)
     leaving.push_back({ dst, dst + end, done.take() });
 }
 
-// What computes next waits until the stages have left, and may fill them then.
+// The next work on the streams that compute waits until the stages have left, and may fill them then.
 void transfer::wait_for_stages() {
     for (lane & lane : lanes) {
         ggml_backend_event_wait(lane.compute, lane.left.get());
     }
 }
 
-// Sends `parts`, which the stages hold, to `dst`, each in one piece.
+// Sends `parts`, the content of the stages, to `dst`, each in one piece.
 void transfer::empty_stages(std::vector<staged_part> & parts, uint8_t * dst) {
     for (lane & lane : lanes) {
         ggml_backend_event_record(lane.computed.get(), lane.compute);

@@ -11,9 +11,9 @@
 //                         before it, so `row_memory::fence` calls it when saved rows are given up; rows that stay where
 //                         they are need no such wait.
 //   computing -> leaves   `save_staged` copies to a stage on the stream that computes. The next evaluation may overwrite the
-//   leaves -> computing   tensors while the stage leaves, and the next content of the stage waits until it has left. What
-//                         exceeds a stage goes through it in several rounds, and the next evaluation waits for all but
-//                         the last.
+//   leaves -> computing   tensors while the stage leaves, and the next content of the stage waits until it has left. A
+//                         larger state goes through it in several rounds, and the next evaluation waits for all but the
+//                         last.
 //   leaves -> copies      `load` from host memory that a stage still goes to waits for that.
 //
 // `wipe`, `put` and `move` are on the stream that computes, after the evaluations before them and before those after them.

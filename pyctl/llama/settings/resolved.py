@@ -59,8 +59,8 @@ batch takes 0.4 MiB of the card at a context of 65,536.
 """
 
 EXPERTS_UBATCH = 1024
-"""The same of a mixture of experts, which reads the weights of all experts for each batch: 35B-A3B
-evaluates 768 tokens at 0.89 of this speed.
+"""Default tokens of one evaluation of a mixture of experts on a GPU. All its weights are read for
+each batch: 35B-A3B evaluates 768 tokens at 0.89 of this speed.
 """
 
 ON_GPU = "the default on a GPU"
