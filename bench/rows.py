@@ -1,6 +1,6 @@
 """pyctl and llama-server on a CPU, row by row; exit code 1 if pyctl loses one.
 
-    python -m bench.rows --llama-server "FILE -nr"      # models of tools/real_models.py
+    python -m bench.rows --llama-server FILE            # models of tools/real_models.py
     python -m bench.rows --llama-server FILE -m MODEL... --repeat 9 --keep    # a file, or smollm2
     python -m bench.rows --llama-server FILE --busy --flags "-t 1"        # as CI does
     python -m bench.rows --llama-server FILE --before "OLD/bin/pyctl serve"
@@ -72,31 +72,31 @@ class Row:
         return ours / theirs if self.is_rate else theirs / ours
 
 
-IMPORTS = "Python reads 730 modules in 0.4 s of CPU, a quarter of it for 200 data classes"
-INTERPRETER = "Python, its modules and libraries take 50 to 60 MiB"
-STEPS = "Python takes 0.4 to 0.8 ms between two tokens, and 0.5 ms for the event of one"
+IMPORTS = "Python reads 840 modules in 0.33 s of CPU, a quarter of it for 160 data classes"
+INTERPRETER = "Python, its modules and libraries take 55 MiB, empty texts of tokens 2 to 10"
+STEPS = "Python takes 0.3 ms between two tokens, and 0.2 to 0.3 ms for the event of one"
 
 BATCHES = (
-    "a batch of raw text ends after 256 tokens, where edited text can resume, and two threads wait "
-    "for each other at its end"
+    "a batch of raw text ends after 256 tokens, where edited text can resume, which takes up to 3 "
+    "%; memory that llama.cpp does not align takes up to 8 % in some starts of both"
 )
 
 ROWS = {
-    "start": Row("start until /health answers 200, s", least=0.40, reason=IMPORTS),
+    "start": Row("start until /health answers 200, s", least=0.47, reason=IMPORTS),
     "start-cpu": Row(
-        "start until /health answers 200, CPU s", least=0.32, busy_least=0.2, reason=IMPORTS
+        "start until /health answers 200, CPU s", least=0.36, busy_least=0.2, reason=IMPORTS
     ),
-    "first": Row("start until the first reply of one token, s", least=0.45, reason=IMPORTS),
+    "first": Row("start until the first reply of one token, s", least=0.52, reason=IMPORTS),
     "memory": Row("resident after the start, MiB", least=0.71, busy_least=0.68, reason=INTERPRETER),
     "memory-used": Row(
-        "resident after two requests, MiB", least=0.75, busy_least=0.68, reason=INTERPRETER
+        "resident after two requests, MiB", least=0.77, busy_least=0.68, reason=INTERPRETER
     ),
-    "decode": Row("decode, tokens/s", is_rate=True, least=0.89, reason=STEPS),
-    "decode-cpu": Row("decode, CPU ms per token", least=0.89, busy_least=0.7, reason=STEPS),
-    "prompt": Row("prompt of lines, tokens/s", is_rate=True, least=0.91, reason=BATCHES),
+    "decode": Row("decode, tokens/s", is_rate=True, least=0.90, reason=STEPS),
+    "decode-cpu": Row("decode, CPU ms per token", least=0.90, busy_least=0.7, reason=STEPS),
+    "prompt": Row("prompt of lines, tokens/s", is_rate=True, least=0.92, reason=BATCHES),
     "prompt-cpu": Row(
         "prompt of lines, CPU ms per 1,000 characters",
-        least=0.90,
+        least=0.92,
         busy_least=0.7,
         reason=BATCHES,
     ),
