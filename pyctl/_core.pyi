@@ -38,6 +38,9 @@ def row_places(ctx: int) -> list[str]:
 def layer_devices(model: int) -> list[str]:
     """Return the names of the devices of all layers of a llama_model, the output last."""
 
+def release_copied(model: int) -> int:
+    """Take the pages of the file of a llama_model that no weight uses in place out of this process; return their bytes."""
+
 class HostBuffer:
     """``size`` bytes of host memory, uninitialised; pinned if asked for and the arena was opened and has room.
 
