@@ -92,9 +92,9 @@ WAYS = {
 }
 
 
-def first_token(shape: str, way: str) -> tuple[str, str]:
-    """Return milliseconds of llama-server and of pyctl at 32,768 tokens of history."""
-    _, ours, _, peer, _ = row(SIDE_BY_SIDE[shape], "Time to first token", "32,768", way)
+def first_token(way: str) -> tuple[str, str]:
+    """Return milliseconds of llama-server and of pyctl with 27B at 32,768 tokens of history."""
+    _, ours, _, peer, _ = row(SIDE_BY_SIDE["27B"], "Time to first token", "32,768", way)
     return peer, ours
 
 
@@ -111,9 +111,7 @@ HOUSEHOLDS = "traces-households.md"
 
 def readme() -> list[str]:
     """Return the table of README: first tokens, memory, and tokens of recorded sessions."""
-    body = [
-        (name, *(f"{ms} ms" for ms in first_token("27B", way))) for way, name in README_WAYS.items()
-    ]
+    body = [(name, *(f"{ms} ms" for ms in first_token(way))) for way, name in README_WAYS.items()]
     # "base" are also the flags of the times.
     vram, ram = zip(
         *(row(SIDE_BY_SIDE["27B"], "Memory, MiB", server, "base, end")[:2] for server in SERVERS),
@@ -130,7 +128,7 @@ def readme() -> list[str]:
 
 
 def first_tokens() -> list[str]:
-    body = [(name, *first_token("27B", way)) for way, name in WAYS.items()]
+    body = [(name, *first_token(way)) for way, name in WAYS.items()]
     return table(("27B", *SERVERS), body)
 
 
