@@ -8,10 +8,17 @@
 Each agent has its own task and its own tool results after one head (system message) that all share.
 A reply has a given number of letters, one token each, so that a server finds in the next prompt
 what it wrote. Cases: 4 and 8 agents at once, 4 in turn (with the shortest replies), and 4 at once
-where ``-c`` holds `OVER` of what they grow to. An agent tries again after a refusal, at most
-`TRIES` times; its first token counts from its first request. `ideal` is what the same tokens take
-without any overlap or waiting: those that no earlier request had at the speed of one cold prompt,
-then the replies at the speed of a full batch after short prompts, both measured on the same server.
+where ``-c`` holds `OVER` of what they grow to. An agent tries again after a refusal, and is lost
+after `TRIES` of them; its first token counts from its first request. `ideal` is what the answered
+tokens take without any overlap or waiting: those that no earlier request had at the speed of one
+cold prompt, then the replies at the speed of a full batch after short prompts, both measured on the
+same server.
+
+A case ends by itself: once --case-budget has passed since its first request, or --budget since the
+start of the run, no agent sends another request, and requests in flight end. `unanswered` are the
+turns without a reply, those of lost agents included. With --case-budget the first server of a case
+leaves time for the second.
+
 A second table splits the first tokens by turn: with ``--results-of N N --replies-of N N`` the
 prompts of a turn are equal; of eight that come together and are served in this order, 95 % is 1.78
 of the median. Findings go to gpu-agents-<shape>.json and .md.
@@ -21,6 +28,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import statistics
 import tempfile
@@ -99,6 +107,7 @@ COLUMNS = (
     "floor",
     "refused",
     "lost",
+    "unanswered",
 )
 
 
@@ -133,46 +142,35 @@ class Agent:
         self.messages: Messages = [{"role": "system", "content": self.head}]
         self.size = options.head + sum(self.new) + sum(self.replies) + 60 * options.turns
 
-    def turn(self, server: Server, pause: float = PAUSE) -> None:
-        """Send the next message, and keep the reply; a refused agent tries again after multiples of
-        ``pause`` seconds, and one that was refused too often is lost.
+    def turn(self, server: Server, end: float) -> None:
+        """Send the next message, and keep the reply. A refused agent tries again after multiples of
+        `PAUSE` seconds, and one that was refused too often is lost. Nothing is sent from ``end``
+        on, in monotonic seconds.
         """
         number = len(self.asked)
-        if self.is_lost:
-            return
         role = "tool" if number else "user"
-        self.messages.append(
-            {"role": role, "content": words(f"{self.name} {number}", self.new[number])}
-        )
+        message = {"role": role, "content": words(f"{self.name} {number}", self.new[number])}
         began = time.perf_counter()
         tries = 0
-        while True:
+        while not self.is_lost and time.monotonic() < end:
             asked = time.perf_counter()
             try:
-                reply = server.request(self.messages, self.replies[number], logit_bias=LETTERS)
+                reply = server.request(
+                    [*self.messages, message], self.replies[number], logit_bias=LETTERS
+                )
             except (OSError, HTTPException, ValueError) as error:
+                print(f"        {server.name}, agent {self.name}: {str(error)[:120]}", flush=True)
                 tries += 1
                 self.n_refused += 1
-                print(f"        {server.name}, agent {self.name}: {str(error)[:120]}", flush=True)
-                if tries == TRIES:
-                    self.is_lost = True
-                    return
-                time.sleep(pause * (1 + self.number))
+                self.is_lost = tries == TRIES
+                if not self.is_lost:
+                    time.sleep(PAUSE * (1 + self.number))
                 continue
-            break
-        first_ms = reply.first_ms + (asked - began) * 1e3
-        self.asked.append(
-            Asked(
-                self.number,
-                number,
-                first_ms,
-                reply.cached,
-                reply.evaluated,
-                reply.n_predicted,
-                tries,
-            )
-        )
-        self.messages.append({"role": "assistant", "content": reply.text})
+            first_ms = reply.first_ms + (asked - began) * 1e3
+            counts = reply.cached, reply.evaluated, reply.n_predicted
+            self.asked.append(Asked(self.number, number, first_ms, *counts, tries))
+            self.messages += [message, {"role": "assistant", "content": reply.text}]
+            return
 
 
 def _spread(minimum: int, maximum: int) -> list[int]:
@@ -184,7 +182,7 @@ def floor_of(asked: Sequence[Asked], n_head: int) -> int:
     """Return the number of tokens of prompts that no earlier request had, nor its reply; all agents
     share ``n_head``.
     """
-    n = n_head
+    n = n_head if asked else 0
     before = dict[int, int]()
     for each in sorted(asked, key=lambda each: each.turn):
         whole = each.cached + each.evaluated
@@ -198,6 +196,7 @@ class Subject:
 
     def __init__(self, server: Server, options: argparse.Namespace, n_ctx: int) -> None:
         self.server = server
+        self._case_budget = options.case_budget
         server.request([{"role": "user", "content": words("warm", min(1200, n_ctx // 4))}], 4)
         cold = server.request(
             [{"role": "user", "content": words("cold", min(options.prefill, n_ctx // 2))}], 1
@@ -216,20 +215,23 @@ class Subject:
             self._decode[n_seqs] = window_rate(replies)
         return self._decode[n_seqs]
 
-    def run(self, case: Case, agents: Sequence[Agent], n_turns: int) -> Record:
-        """Run all turns of all agents; return the record of the case."""
+    def run(self, case: Case, agents: Sequence[Agent], n_turns: int, end: float) -> Record:
+        """Run all turns of all agents, until ``end`` in monotonic seconds or the end of the case's
+        budget; return the record of the case.
+        """
         is_batched = case.at_once and self.server.name != EXACT
         decode = self.decode(case.n_agents if is_batched else 1)
         n_head = len(self.server.post("/tokenize", {"content": agents[0].head})["tokens"])
         turns = range(n_turns)
         began = time.perf_counter()
+        end = min(end, time.monotonic() + self._case_budget)
         if case.at_once:
             with ThreadPoolExecutor(len(agents)) as pool:
-                list(pool.map(lambda agent: [agent.turn(self.server) for _ in turns], agents))
+                list(pool.map(lambda agent: [agent.turn(self.server, end) for _ in turns], agents))
         else:
             for _ in turns:
                 for agent in agents:
-                    agent.turn(self.server)
+                    agent.turn(self.server, end)
         wall = time.perf_counter() - began
         asked = [each for agent in agents for each in agent.asked]
         floor = floor_of(asked, n_head)
@@ -246,13 +248,16 @@ class Subject:
             "ideal_s": floor / self.prefill + n_reply / decode,
             "refused": sum(agent.n_refused for agent in agents),
             "lost": sum(agent.is_lost for agent in agents),
+            "unanswered": n_turns * len(agents) - len(asked),
             "asked": [asdict(each) for each in asked],
         }
 
 
 @dataclass
 class Run:
-    """The run of one model: its findings, and the time until which cases may start."""
+    """The run of one model: its findings, and the time until which requests may be sent, in
+    monotonic seconds.
+    """
 
     shape: str
     model: Path
@@ -316,8 +321,9 @@ class Run:
                 if time.monotonic() > self.end:
                     self.keep({"case": case.name, "server": name, "why": "no time left"})
                     continue
-                record = subject.run(case, self._agents(case), self.options.turns)
-                record |= {"n_ctx": n_ctx, "resident_mib": resident_mib(server.pid)}
+                record = subject.run(case, self._agents(case), self.options.turns, self.end)
+                record["n_ctx"] = n_ctx
+                record["resident_mib"] = resident_mib(server.pid) if server.is_running else None
                 record["vram_mib"] = None if before is None else (vram_mib() or 0.0) - before
                 self.keep(record)
         except (OSError, HTTPException, ValueError, ZeroDivisionError) as error:
@@ -385,9 +391,11 @@ def row(record: Record) -> list[str]:
         f"{record['ideal_s']:.1f}",
     ]
     all_first = sum(each["first_ms"] for each in record["asked"]) / 1e3
-    cells += [f"{record['wall_s'] / record['ideal_s']:.2f}", f"{all_first:.1f}"]
+    of_ideal = f"{record['wall_s'] / record['ideal_s']:.2f}" if record["asked"] else ""
+    cells += [of_ideal, f"{all_first:.1f}"]
     cells += [f"{first:,.0f}", f"{late:,.0f}"]
-    cells += [f"{record[name]:,}" for name in ("evaluated", "floor", "refused", "lost")]
+    counts = "evaluated", "floor", "refused", "lost", "unanswered"
+    cells += [f"{record[name]:,}" for name in counts]
     return [
         *cells,
         *("" if record[n] is None else f"{record[n]:,.0f}" for n in ("vram_mib", "resident_mib")),
@@ -425,6 +433,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--llama-server", metavar="FILE")
     parser.add_argument(
         "--cases", nargs="+", choices=[case.name for case in CASES], default=[c.name for c in CASES]
+    )
+    parser.add_argument(
+        "--case-budget",
+        type=float,
+        default=math.inf,
+        metavar="S",
+        help="seconds for each case on each server; no request is sent later (default: no limit)",
     )
     parser.add_argument("--exact", action="store_true", help="measure pyctl with --exact, too")
     parser.add_argument("--turns", type=int, default=2, help="of each agent")
