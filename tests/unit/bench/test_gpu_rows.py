@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from bench.gpu.report import OURS, PEER
 from bench.gpu.rewriting import HEAD, TYPES
 from bench.gpu.rows import (
@@ -53,14 +55,37 @@ def test_steps_are_compared_with_a_server_without_drafts() -> None:
     assert lost([found]) == []
 
 
-def test_waits_of_agents_are_summed() -> None:
+def agents(server: str, waits: dict[tuple[int, int], float], n_refused: int) -> dict[str, Any]:
+    """Return the record of two agents with two turns each; ``waits`` are the answered ones."""
+    asked = [{"agent": agent, "turn": turn, "first_ms": ms} for (agent, turn), ms in waits.items()]
+    n_unanswered = 4 - len(asked)
+    return {"server": server, "asked": asked, "refused": n_refused, "unanswered": n_unanswered}
+
+
+def test_waits_of_agents_are_summed_over_what_both_servers_answered() -> None:
+    """Requests that one server alone answered are in no sum."""
     records = [
-        {"server": OURS, "refused": 0, "asked": [{"first_ms": 500.0}, {"first_ms": 1500.0}]},
-        {"server": PEER, "refused": 3, "asked": [{"first_ms": 4000.0}]},
+        agents(OURS, {(0, 0): 500.0, (1, 0): 1500.0, (0, 1): 9000.0}, 0),
+        agents(PEER, {(1, 0): 3500.0, (0, 0): 500.0, (1, 1): 7000.0}, 3),
     ]
     (found,) = found_in_agents(records, "27b-nextn")
     assert (found.ours, found.theirs, found.ratio) == (2.0, 4.0, 2.0)
-    assert found.cells[-1] == "refused: 0, 3"
+    assert found.cells[-1] == "answered: 3, 3 of 4; refused: 0, 3"
+
+
+def test_the_note_says_how_many_requests_each_server_answered() -> None:
+    whole = {(0, 0): 1.0, (0, 1): 1.0, (1, 0): 1.0, (1, 1): 1.0}
+    (found,) = found_in_agents([agents(OURS, whole, 0), agents(PEER, {(0, 0): 2.0}, 8)], "27b")
+    assert found.ratio == 2.0
+    assert found.cells[-1] == "answered: 4, 1 of 4; refused: 0, 8"
+
+
+@pytest.mark.parametrize(
+    "theirs", [agents(PEER, {}, 5), {"server": PEER, "why": "the server did not start"}]
+)
+def test_agents_without_a_request_that_both_answered_are_no_figure(theirs: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="no request was answered by both servers"):
+        list(found_in_agents([agents(OURS, {(0, 0): 1.0}, 0), theirs], "27b-nextn"))
 
 
 def test_a_row_that_is_behind_for_a_reason_is_known_and_not_lost() -> None:
