@@ -38,6 +38,7 @@ from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, Request
 from pyctl.engine.schedule.admission import ActiveRequest, Admission, Occupancy
+from pyctl.llama.settings.resolved import GPU_UBATCH
 from tools.generator import QWEN36_27B
 
 __all__ = ["CASES", "SCHEDULES", "Case", "Outcome", "best_of_all", "simulate"]
@@ -45,7 +46,6 @@ __all__ = ["CASES", "SCHEDULES", "Case", "Outcome", "best_of_all", "simulate"]
 SCALE = 256
 """Bytes of the 27B for each byte here."""
 
-N_UBATCH = 1024
 RAM_BYTES = 8 * 2**30
 LETTER = ord("a")
 """The token of which replies consist: in the next prompt, its text is the same token."""
@@ -122,7 +122,7 @@ class TimedBackend(SizedBackend):
         row_bytes = QWEN36_27B.row_bytes() // SCALE
         state_bytes = QWEN36_27B.state_bytes // SCALE
         sizes = n_cells, n_seqs, row_bytes, state_bytes
-        super().__init__(*sizes, n_ubatch=N_UBATCH, batch_cost=N_UBATCH // 2, scale=SCALE)
+        super().__init__(*sizes, n_ubatch=GPU_UBATCH, batch_cost=GPU_UBATCH // 2, scale=SCALE)
         self.n_copied = 0
         self.n_prompt = 0
         self._clock = clock
