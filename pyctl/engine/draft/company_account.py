@@ -54,7 +54,9 @@ class CompanyAccount:
         """Open the account with `CREDIT`, and without a measured speed."""
         self.balance = CREDIT
         self._reserved = 0.0  # steps that texts of this step may take
-        self._speeds: defaultdict[int, _Speed] = defaultdict(_Speed)  # by number of replies
+        # By number of replies: of all steps without texts, and of those without any drafts.
+        self._speeds: defaultdict[int, _Speed] = defaultdict(_Speed)
+        self._plain_speeds: defaultdict[int, _Speed] = defaultdict(_Speed)
 
     @property
     def limit(self) -> float:
@@ -69,16 +71,32 @@ class CompanyAccount:
         """Release the reserved steps."""
         self._reserved = 0.0
 
-    def record(self, n_seqs: int, n_tokens: int, ms: float, *, has_text: bool) -> None:
+    def record(
+        self, n_seqs: int, n_tokens: int, ms: float, *, has_text: bool, is_plain: bool = False
+    ) -> None:
         """Enter a step of ``n_seqs`` replies that took ``ms``, its drafts included, and gave
-        ``n_tokens`` of all of them.
+        ``n_tokens`` of all of them. ``is_plain``: it had no drafts.
         """
-        speed = self._speeds[n_seqs]
         gained = INTEREST
         if not has_text:
-            speed.add(n_tokens, ms)
-        elif speed.n_steps == 0:  # nothing to compare with
-            gained -= 1
+            self._speeds[n_seqs].add(n_tokens, ms)
+            if is_plain:
+                self._plain_speeds[n_seqs].add(n_tokens, ms)
         else:
-            gained += n_tokens / speed.n_tokens - ms / speed.ms
+            speed = self._best_speed(n_seqs)
+            if speed is None:  # nothing to compare with
+                gained -= 1
+            else:
+                gained += n_tokens / speed.n_tokens - ms / speed.ms
         self.balance = min(self.balance + gained, MAX_BALANCE)
+
+    def _best_speed(self, n_seqs: int) -> _Speed | None:
+        """Return the speed without texts: of all steps, or of plain ones if these alone are
+        faster; None if there are none.
+        """
+        measured = [
+            speeds[n_seqs]
+            for speeds in (self._speeds, self._plain_speeds)
+            if speeds[n_seqs].n_steps
+        ]
+        return min(measured, key=lambda speed: speed.ms / speed.n_tokens, default=None)

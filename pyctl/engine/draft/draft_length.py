@@ -2,10 +2,10 @@
 
 `expected_gain` is the formula, `step_costs` measures its costs, and `accepted_share` estimates its
 probabilities. The controller adds three rules. While the best gain of a draft model is below
-`MIN_GAIN`, the model pauses, and a short probe ends each pause. Texts never pause: their proposals
-are compared with the reply whether they were evaluated or not. A budget limits the time lost, and
-beside other replies an account of measured steps limits the time that texts lose
-(`company_account`).
+`MIN_GAIN`, the model pauses, for all of several replies together, and a short probe ends each
+pause. Texts never pause: their proposals are compared with the reply whether they were evaluated or
+not. A budget limits the time lost, and beside other replies an account of measured steps limits the
+time that texts lose (`company_account`).
 
 A draft that continues one of another source has to gain as much beyond that draft.
 """
@@ -27,6 +27,7 @@ from pyctl.engine.draft.expected_gain import (
     expected_tokens,
 )
 from pyctl.engine.draft.step_costs import BUDGET, CostCurve, StepCosts
+from pyctl.engine.draft.step_widths import StepWidths, WidthChange
 
 __all__ = ["LENGTHS", "DraftLengthController"]
 
@@ -51,6 +52,11 @@ GRAPH_PAUSE = 16
 PROBE = 2
 """Drafted tokens that end a pause."""
 
+BEST_SHARE = 0.98
+"""Share of right tokens that a draft model reaches at best: a probe ends where that does not pay,
+by the costs that it has measured.
+"""
+
 DOUBT = 0.6
 """Standard deviations that a draft model gets in its favour: one that was wrong is tried again."""
 
@@ -65,9 +71,6 @@ SOURCE_DECAY = 0.02
 
 DECISION_STEPS = 16
 """Steps after which a length is chosen anew, since costs have changed."""
-
-GRAPH_SHARES = (0.25, 1.0, 0.0)
-"""Shares of the time of a CUDA graph that the first, second and later steps of a width take."""
 
 
 class _Inputs(NamedTuple):
@@ -89,6 +92,7 @@ class _DraftState:
         self.share = AcceptedShare(REQUEST_DECAY)
         self.pause_left = 0  # tokens
         self.is_probing = False
+        self.has_probed = False  # since the last pause
         self.inputs: _Inputs | None = None
         self.length = 0  # chosen for `inputs`, 0 if it has to be chosen
         self.cost = 0.0  # in plain steps, of that length
@@ -106,6 +110,12 @@ class _DraftState:
         self.share.weaken()
         self.pause_left = n_tokens
         self.is_probing = True
+        self.has_probed = False
+
+    def shorten_pause(self, n_tokens: int) -> None:
+        """Count ``n_tokens`` of the reply."""
+        n_left = self.pause_left - n_tokens
+        self.pause_left = max(n_left, 0)
 
 
 class DraftLengthController:
@@ -130,11 +140,14 @@ class DraftLengthController:
         self._shares: defaultdict[Origin, AcceptedShare] = defaultdict(
             lambda: AcceptedShare(SOURCE_DECAY)
         )
-        self._next_pause: defaultdict[Origin, int] = defaultdict(lambda: MIN_PAUSE)
+        # Tokens, by the number of requests and the draft model.
+        self._next_pause: defaultdict[tuple[int, Origin], int] = defaultdict(lambda: MIN_PAUSE)
+        # Of a draft model beside other replies, by their number: it drafts for all of them.
+        self._together: dict[tuple[int, Origin], _DraftState] = {}
+        self._learnt: dict[Origin, tuple[int, int]] = {}  # its drafts of one step, and right ones
         self.proposal_ms: defaultdict[int, CostCurve] = defaultdict(CostCurve)
         """Milliseconds in which a draft model drafts, by the number of requests."""
-        self._last_width = StepWidth(0, 0)
-        self._n_same_width = 0  # steps of that width before the last one
+        self._widths = StepWidths()
         self._n_in_second_batch = 0  # tokens of this step that are evaluated after the others
         self._has_text = False  # whether this step has drafts of texts, or the rest of one
         self._account = CompanyAccount()
@@ -158,7 +171,7 @@ class DraftLengthController:
         drafted already: ``origin`` and the result are of their continuation.
         """
         costs = self.costs(n_seqs)
-        state = self.requests[key][origin]
+        state = self._state(key, origin, n_seqs)
         if limit <= 0 or costs.needs_plain() or state.pause_left:
             return 0
         costs_age = costs.n_steps // DECISION_STEPS
@@ -167,7 +180,7 @@ class DraftLengthController:
             n_before=n_before,
             n_seqs=n_seqs,
             costs_age=costs_age,
-            last_width=self._last_width,
+            last_width=self._widths.last,
         )
         is_chosen = state.length > 0 and state.inputs == inputs
         if not is_chosen:
@@ -182,6 +195,15 @@ class DraftLengthController:
             return 0
         self._account.take(state.cost)
         return state.length
+
+    def may_copy(self, n_seqs: int) -> bool:
+        """Return whether any draft of a text is allowed in a step of ``n_seqs`` requests. It is not
+        while the account is below the cost of one token.
+        """
+        if n_seqs == 1:
+            return True
+        shortest = DraftOffer(1, BEST_SHARE, is_copy=True)
+        return self._gain(shortest, self.costs(n_seqs)).cost <= self._account.limit
 
     def gain(self, key: int, origin: Origin, n: int, n_seqs: int = 1) -> float:
         """Return the expected speed with ``n`` drafts of ``origin``, as a multiple of the speed
@@ -221,25 +243,62 @@ class DraftLengthController:
         lost = n_seqs * speed * cost
         return lost > gained
 
+    def _state(self, key: int, origin: Origin, n_seqs: int) -> _DraftState:
+        """Return the state of ``origin`` in request ``key``; beside others, of a draft model in all
+        of them.
+        """
+        if origin.is_text or n_seqs == 1:
+            return self.requests[key][origin]
+        if (n_seqs, origin) not in self._together:
+            self._open_together(n_seqs, origin)
+        state = self._together[n_seqs, origin]
+        if origin in self._learnt:
+            state.add(*self._learnt.pop(origin))
+        return state
+
+    def _open_together(self, n_seqs: int, origin: Origin) -> None:
+        """Create the state of a draft model for ``n_seqs`` replies. It starts with a pause if the
+        model pauses for another number of them.
+        """
+        is_paused = any(
+            state.pause_left for (_, paused), state in self._together.items() if paused == origin
+        )
+        state = self._together[n_seqs, origin] = _DraftState()
+        if is_paused:
+            self._pause(state, origin, self.costs(n_seqs))
+
     def _choose(self, key: int, origin: Origin, costs: StepCosts, limit: int, n_before: int) -> int:
         """Return the length with the best gain, the length of a probe, or 0 if no draft pays."""
-        state = self.requests[key][origin]
+        state = self._state(key, origin, costs.n_seqs)
         best = self._best(key, origin, costs, limit, n_before)
         n = best.n
         if best.speed > MIN_GAIN:
             state.is_probing = False
-            self._next_pause[origin] = MIN_PAUSE
+            self._next_pause[costs.n_seqs, origin] = MIN_PAUSE
         elif origin.is_text:
             return 0
-        elif state.is_probing:
-            n = min(PROBE, limit)
-        else:
+        elif not state.is_probing:
             self._pause(state, origin, costs)
             return 0
+        elif state.has_probed and not self._could_pay(costs, limit):
+            self._next_pause[costs.n_seqs, origin] = LONGEST_DOUBLED_PAUSE
+            self._pause(state, origin, costs)
+            return 0
+        else:
+            state.has_probed = True
+            n = min(PROBE, limit)
         if best.cost > self._budget(origin, costs):
             return 0
         state.cost = best.cost
         return n
+
+    def _could_pay(self, costs: StepCosts, limit: int) -> bool:
+        """Return whether drafts of a probe would pay if nearly all of them were right."""
+        for n in range(1, min(PROBE, limit) + 1):
+            offer = DraftOffer(n, BEST_SHARE, is_copy=False)
+            if self._gain(offer, costs).speed > MIN_GAIN:
+                return True
+        return False
 
     def _budget(self, origin: Origin, costs: StepCosts) -> float:
         """Return the plain steps that a draft of ``origin`` may cost."""
@@ -266,12 +325,12 @@ class DraftLengthController:
 
     def _pause(self, state: _DraftState, origin: Origin, costs: StepCosts) -> None:
         """Pause a draft model, longer each time, and longer if its probe needs a CUDA graph."""
-        n_tokens = self._next_pause[origin]
+        n_tokens = self._next_pause[costs.n_seqs, origin]
         n_with_graph = n_tokens * (1 + GRAPH_PAUSE * costs.graph)
         n_paused = min(n_with_graph, MAX_PAUSE)
         state.pause(round(n_paused))
         n_doubled = 2 * n_tokens
-        self._next_pause[origin] = min(n_doubled, LONGEST_DOUBLED_PAUSE)
+        self._next_pause[costs.n_seqs, origin] = min(n_doubled, LONGEST_DOUBLED_PAUSE)
 
     def _offer(
         self, key: int, origin: Origin, n: int, n_seqs: int, n_before: int = 0
@@ -306,7 +365,7 @@ class DraftLengthController:
             proposal_ms=proposal_ms,
             rollback=self._rollback,
         )
-        return step.gain(self._last_width)
+        return step.gain(self._widths.last)
 
     # -- results
     # ----------------------------------------------------------------------------------
@@ -332,6 +391,9 @@ class DraftLengthController:
         n_accepted = origin.counted(n_right)
         self._shares[origin].add(n_counted, n_accepted)
         self.requests[key][origin].add(n_counted, n_accepted)
+        if not origin.is_text:
+            n_drafted, n_right_in_all = self._learnt.get(origin, (0, 0))
+            self._learnt[origin] = n_drafted + n_counted, n_right_in_all + n_accepted
 
     def record(
         self,
@@ -348,47 +410,55 @@ class DraftLengthController:
         n_seqs = len(accepted)
         costs = self.costs(n_seqs)
         width = StepWidth(n_seqs, n_tokens)
-        if width == self._last_width:
-            self._n_same_width += 1
-        else:
-            self._n_same_width = 0
-        last_index = len(GRAPH_SHARES) - 1
-        index = min(self._n_same_width, last_index)
-        graph_share = GRAPH_SHARES[index]
-        lost = self._expected_loss(costs, n_tokens, graph_share)
+        self._widths.add(width, has_text=self._has_text)
+        lost = self._expected_loss(costs, n_tokens)
         if ms is not None:
-            self._measure(costs, n_tokens, ms, graph_share)
+            self._measure(costs, n_tokens, ms)
             step_ms = ms
             if proposing is not None:
                 lost += self._measure_proposal(costs, *proposing)
                 step_ms += proposing[1]
             n_accepted_in_all = sum(accepted.values())
             n_new = n_seqs + n_accepted_in_all
-            self._account.record(n_seqs, n_new, step_ms, has_text=self._has_text)
+            self._enter(n_seqs, n_new, step_ms)
         self._account.end_step()
-        self._last_width = width
-        for key, n_accepted in accepted.items():
-            self._shorten_pauses(key, 1 + n_accepted)
-            lost -= n_accepted / n_seqs
+        self._shorten_pauses(accepted)
+        lost -= sum(accepted.values()) / n_seqs
         budget = costs.budget + LOSS - lost
         budget = min(budget, 2 * BUDGET)
         costs.budget = max(budget, 0.0)
 
-    def _expected_loss(self, costs: StepCosts, n_tokens: int, graph_share: float) -> float:
+    def _enter(self, n_seqs: int, n_new: int, ms: float) -> None:
+        """Enter a step in the account of texts. A new CUDA graph is part of the cost of the texts
+        that require it; a step that has one since a reply began or ended counts for neither side.
+        """
+        if n_seqs == 1:  # a text delays no other reply
+            return
+        has_graph = self._graph_ms > 0 and self._widths.graph_share > 0
+        has_text = self._has_text
+        if has_graph and self._widths.changed_by is WidthChange.TEXTS:
+            has_text = True
+        if has_graph and not has_text and self._widths.changed_by is WidthChange.REPLIES:
+            return
+        is_plain = self._widths.last.n_tokens == n_seqs
+        self._account.record(n_seqs, n_new, ms, has_text=has_text, is_plain=is_plain)
+
+    def _expected_loss(self, costs: StepCosts, n_tokens: int) -> float:
         """Return the plain steps that the step took beyond one, by the costs known before it."""
         n_shared = n_tokens - self._n_in_second_batch
         lost = costs.shared(n_shared) - 1
-        if self._last_width.n_seqs == costs.n_seqs:  # else the graph is not the drafts' fault
-            lost += graph_share * costs.graph
+        if self._widths.changed_by is not WidthChange.REPLIES:  # else drafts require no graph
+            lost += self._widths.graph_share * costs.graph
         if self._n_in_second_batch:
             lost += costs.second(self._n_in_second_batch)
         return lost
 
-    def _measure(self, costs: StepCosts, n_tokens: int, ms: float, graph_share: float) -> None:
+    def _measure(self, costs: StepCosts, n_tokens: int, ms: float) -> None:
         """Add the time of a step to ``costs``, unless most of it may be a graph.
 
         A second evaluation is measured all the same: its costs have no other samples.
         """
+        graph_share = self._widths.graph_share
         captures_graph = graph_share == 1 and costs.graph_ms > 0
         if captures_graph and not self._n_in_second_batch:
             return
@@ -403,13 +473,17 @@ class DraftLengthController:
             return 0.0
         return ms / costs.plain_ms
 
-    def _shorten_pauses(self, key: int, n_tokens: int) -> None:
-        """Count ``n_tokens`` of a reply that may have ended, which has no state then."""
-        if key not in self.requests:
-            return
-        for state in self.requests[key].values():
-            n_left = state.pause_left - n_tokens
-            state.pause_left = max(n_left, 0)
+    def _shorten_pauses(self, accepted: Mapping[int, int]) -> None:
+        """Count the tokens of a step, by the drafts that were ``accepted`` of each request."""
+        n_seqs = len(accepted)
+        n_accepted_of_each = sum(accepted.values()) // n_seqs
+        for (n_together, _), state in self._together.items():
+            if n_together == n_seqs:
+                state.shorten_pause(1 + n_accepted_of_each)
+        for key, n_accepted in accepted.items():
+            if key in self.requests:  # else the reply has ended
+                for state in self.requests[key].values():
+                    state.shorten_pause(1 + n_accepted)
 
     def end(self, key: int) -> None:
         """Drop the state of an ended request."""

@@ -37,7 +37,7 @@ PATIENCE = 16
 """Steps without a draft of a text after which texts are searched in one of STRIDE steps."""
 
 STRIDE = 4
-"""Steps for one search then, which takes 50 microseconds."""
+"""Steps for one search then, which takes 50 microseconds, times the number of requests."""
 
 
 class Draft(NamedTuple):
@@ -236,7 +236,9 @@ class Speculation:
         for job in jobs:
             self._compare(job)
         drafts: list[tuple[int, ...]] = [()] * len(jobs)
-        asked = [i for i, job in enumerate(jobs) if self._is_asked(job)]
+        asked: list[int] = []
+        if self.lengths is None or self.lengths.may_copy(len(jobs)):
+            asked = [i for i, job in enumerate(jobs) if self._is_asked(job)]
         for source in self._sources:
             without_draft = [i for i in asked if not drafts[i]]
             self._copy(source, drafts, without_draft)
@@ -266,7 +268,7 @@ class Speculation:
         if self.lengths is None:
             return True
         idle = self._idle[job.key]
-        return idle < PATIENCE or idle % STRIDE == 0
+        return idle < PATIENCE or idle % (STRIDE * len(self._jobs)) == 0
 
     def _count_idle(self, job: DraftJob) -> None:
         """Count the step if no draft of ``job`` comes from a text."""

@@ -8,6 +8,8 @@ import pytest
 
 from bench.draft_length import MACHINES, TEXTS, Machine, Simulation, Text
 from pyctl.engine.draft.company_account import CREDIT, MAX_BALANCE, CompanyAccount
+from pyctl.engine.draft.draft_length import DraftLengthController
+from pyctl.engine.draft.step_costs import GRAPH_MS
 
 N_SEQS = 4
 PLAIN_MS = 10.0
@@ -63,12 +65,63 @@ def test_replies_share_what_a_step_may_cost() -> None:
     assert account.limit == before
 
 
+def test_texts_have_to_gain_on_plain_steps_where_these_are_faster_than_a_model() -> None:
+    """Steps of a draft model that does not pay are no measure: without texts it would pause."""
+    account = opened()
+    account.record(N_SEQS, N_SEQS, PLAIN_MS, has_text=False, is_plain=True)
+    for _ in range(20):
+        account.record(N_SEQS, 2 * N_SEQS, 4 * PLAIN_MS, has_text=False)
+    before = account.balance
+    account.record(N_SEQS, 3 * N_SEQS, 4 * PLAIN_MS, has_text=True)
+    assert account.balance == pytest.approx(before + 3 - 4, abs=0.01)
+
+
+def with_graphs() -> DraftLengthController:
+    """Return a controller of `N_SEQS` requests on a GPU, with plain steps of PLAIN_MS and a text
+    behind them.
+    """
+    controller = DraftLengthController(n_free=3, graph_ms=GRAPH_MS, has_state_history=True)
+    for _ in range(8):
+        step(controller, N_SEQS, PLAIN_MS)
+    step(controller, N_SEQS + 16, 1.5 * PLAIN_MS, has_text=True)
+    return controller
+
+
+def step(
+    controller: DraftLengthController, n_tokens: int, ms: float, *, has_text: bool = False
+) -> None:
+    """Record a step that accepts no drafts."""
+    controller.record_batches([], has_text=has_text)
+    controller.record(dict.fromkeys(range(N_SEQS), 0), n_tokens, ms)
+
+
+def test_the_graphs_that_texts_require_are_their_loss() -> None:
+    """The two steps after one of a text take as long as four: nothing is left of the credit."""
+    controller = with_graphs()
+    assert controller.may_copy(N_SEQS)
+    for _ in range(2):
+        step(controller, N_SEQS, 2 * PLAIN_MS)
+    assert not controller.may_copy(N_SEQS)
+    assert controller.may_copy(1)
+
+
+def test_later_plain_steps_are_no_loss() -> None:
+    controller = with_graphs()
+    for _ in range(2):
+        step(controller, N_SEQS, PLAIN_MS)
+    for _ in range(8):
+        step(controller, N_SEQS, 2 * PLAIN_MS)
+    assert controller.may_copy(N_SEQS)
+
+
 FORMERLY_SLOW = ("head 70%, copies of 40", "head 70%, copies of 12")
 BOTH = [text for text in TEXTS if text.n_seqs > 1 and text.name.startswith(FORMERLY_SLOW)]
 
+EXPERTS_AND_LINE = (*MACHINES[1:3], *MACHINES[4:])
+
 
 @pytest.mark.parametrize("text", BOTH, ids=lambda text: text.name)
-@pytest.mark.parametrize("machine", MACHINES[1:3], ids=lambda machine: machine.name)
+@pytest.mark.parametrize("machine", EXPERTS_AND_LINE, ids=lambda machine: machine.name)
 def test_with_several_replies_texts_never_cost_more_than_a_hundredth(
     machine: Machine, text: Text
 ) -> None:

@@ -12,8 +12,8 @@ import pytest
 from pyctl.cache.sequence import LiveSequence
 from pyctl.engine.draft.accepted_share import Origin
 from pyctl.engine.draft.draft_length import DraftLengthController
-from pyctl.engine.draft.source import DraftJob, Match
-from pyctl.engine.draft.speculation import Speculation
+from pyctl.engine.draft.source import NO_MATCH, DraftJob, Match
+from pyctl.engine.draft.speculation import PATIENCE, STRIDE, Speculation
 from pyctl.prompt import as_tokens
 from tests.unit.engine.draft.guesses import Told
 
@@ -120,6 +120,45 @@ def test_each_source_is_known_by_its_own_tokens_evaluated_or_not(
     assert {
         origin.source: found for origin, found in lengths.learnt.items() if not origin.is_before
     } == of_each
+
+
+class Closed(DraftLengthController):
+    """Allows no drafts of texts beside other replies."""
+
+    def may_copy(self, n_seqs: int) -> bool:
+        return n_seqs == 1
+
+
+class Counting(Told):
+    """Counts how often it is asked, and has nothing."""
+
+    n_asked = 0
+
+    def match(self, job: DraftJob, draft: tuple[int, ...] = ()) -> Match:
+        self.n_asked += 1
+        return NO_MATCH
+
+
+@pytest.mark.parametrize(("n_seqs", "n_asked"), [(1, 1), (4, 0)])
+def test_texts_are_not_searched_while_none_is_allowed(n_seqs: int, n_asked: int) -> None:
+    source = Counting("cache")
+    proposed(Speculation([source], lengths=Closed()), n_seqs=n_seqs)
+    assert source.n_asked == n_asked
+
+
+@pytest.mark.parametrize("n_seqs", [1, 2, 4])
+def test_texts_that_have_nothing_are_searched_as_often_for_one_reply_as_for_several(
+    n_seqs: int,
+) -> None:
+    source = Counting("cache")
+    speculation = Speculation([source], lengths=DraftLengthController())
+    for _ in range(PATIENCE):
+        proposed(speculation, n_seqs=n_seqs)
+    source.n_asked = 0
+    n_steps = 8 * STRIDE
+    for _ in range(n_steps):
+        proposed(speculation, n_seqs=n_seqs)
+    assert source.n_asked == n_steps / STRIDE
 
 
 def test_what_the_cache_knows_comes_first_and_is_not_asked_twice() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyctl.engine.draft import draft_length
+from pyctl.engine.draft import draft_length, step_widths
 from pyctl.engine.draft.accepted_share import Origin
 from pyctl.engine.draft.draft_length import LOSS, DraftLengthController
 from pyctl.engine.draft.step_costs import BUDGET
@@ -223,6 +223,37 @@ def test_what_is_never_right_pauses(slope: float, limit: int) -> None:
     assert 0 < sum(n > 0 for n in run.lengths) < 300
 
 
+def test_a_model_probes_for_several_replies_no_more_often_than_for_one() -> None:
+    """Pauses of each reply ended at other steps, and each probe drafted for all."""
+    n_steps = []
+    for n_seqs in (1, 4):
+        cost = line(0.6 / n_seqs)
+        controller = measured(cost, limit=3, n_seqs=n_seqs)
+        run = simulate(controller, cost, [0.3], 1500, n_seqs=n_seqs, origin=SOME)
+        n_steps.append(sum(n > 0 for n in run.lengths))
+    for_one, for_four = n_steps
+    assert 0 < for_four <= for_one
+
+
+def test_a_probe_ends_where_no_share_of_right_drafts_would_pay() -> None:
+    """All of them are right, and would keep the probe going."""
+    cost = line(1.2)
+    run = simulate(measured(cost, limit=3), cost, [1.0], 1500, origin=SOME)
+    pairs = zip(run.lengths, run.lengths[1:], strict=False)
+    assert any(run.lengths)
+    assert not any(first and second for first, second in pairs)
+
+
+@pytest.mark.parametrize("slope", [0.02, 1.2])
+def test_a_model_that_pauses_for_some_replies_starts_with_a_pause_for_others(slope: float) -> None:
+    controller = measured(line(slope), limit=3, n_seqs=4)
+    pauses_for_four = controller.length(0, SOME, 3, 4) == 0
+    for _ in range(4):
+        controller.costs(3).add(3, 10.0)
+    pauses_for_three = controller.length(0, SOME, 3, 3) == 0
+    assert pauses_for_four == pauses_for_three == (slope > 1)
+
+
 def test_a_text_that_is_never_right_costs_nothing_once_that_is_known() -> None:
     run = simulate(measured(line(0.05)), line(0.05), [0.0], 1000, 64)
     assert not any(run.lengths[20:])
@@ -307,7 +338,7 @@ def test_a_model_starts_after_plain_steps_where_one_draft_gains() -> None:
     controller.costs(1).graph_ms = graph_ms
     for i in range(110):
         took(controller, SOME, 1, int(i % 11 < 6), 12.3)
-    first_of_a_width = 10.0 + draft_length.GRAPH_SHARES[0] * graph_ms
+    first_of_a_width = 10.0 + step_widths.GRAPH_SHARES[0] * graph_ms
     controller.record({0: 0}, 1, first_of_a_width)
     assert controller.length(0, SOME, 3) == 1
     assert 1.04 < controller.gain(0, SOME, 1) < 1.06
