@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,8 @@ class Machine:
     first two steps of another width take longer: on a GPU one runs without a CUDA graph, and one
     captures it. Where a draft of more than ``n_free`` tokens is not all right, the next step
     evaluates its right tokens again. Each step with a head takes ``head_ms`` longer than without
-    one, also where it drafts nothing.
+    one, also where it drafts nothing. A step of several evaluations runs without a CUDA graph:
+    ``parts_ms`` are their milliseconds by tokens, those of ``step_ms`` if there are none.
     """
 
     name: str
@@ -54,16 +56,31 @@ class Machine:
     graph_ms: tuple[float, float] = (0.0, 0.0)
     n_free: int = 1024
     head_ms: float = 0.0
+    parts_ms: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def has_state_history(self) -> bool:
+        """True if free rollback needs equal numbers of tokens of all replies."""
+        return self.n_free < 1024
 
     def ms(self, n_tokens: int) -> float:
-        return float(np.interp(n_tokens, list(self.step_ms), list(self.step_ms.values())))
+        return _between(self.step_ms, n_tokens)
+
+    def part_ms(self, n_tokens: int) -> float:
+        """Return the milliseconds of one of several evaluations of a step."""
+        return _between(self.parts_ms or self.step_ms, n_tokens)
 
     def controller(self) -> DraftLengthController:
         """Return a controller in the state that it has when a server starts."""
         graph_ms = GRAPH_MS if any(self.graph_ms) else 0.0
         return DraftLengthController(
-            n_free=self.n_free, graph_ms=graph_ms, has_state_history=self.n_free < 1024
+            n_free=self.n_free, graph_ms=graph_ms, has_state_history=self.has_state_history
         )
+
+
+def _between(points: Mapping[int, float], n: int) -> float:
+    """Return the value at ``n`` of the line through ``points``."""
+    return float(np.interp(n, list(points), list(points.values())))
 
 
 MACHINES = (
@@ -117,6 +134,17 @@ MACHINES = (
         (10.0, 17.0),
         n_free=3,
         head_ms=0.16,
+    ),
+    # Steps of one to four replies of 35B-A3B on a machine with 16 cores, traced on 2026-11-29:
+    # above 8 tokens llama.cpp multiplies with other kernels.
+    Machine(
+        "35B-A3B, H200, 16 cores",
+        {1: 4.2, 2: 5.2, 3: 6.2, 4: 7.0, 6: 9.0, 8: 11.5, 9: 18.0, 12: 19.5, 16: 21.5, 31: 36.0}
+        | {64: 60.0, 128: 78.0, 256: 115.0},
+        1.9,
+        (4.2, 8.0),
+        n_free=3,
+        parts_ms={1: 9.5, 4: 10.3, 8: 15.0, 9: 21.0, 17: 27.0, 31: 42.0, 64: 66.0, 128: 84.0},
     ),
 )
 REWRITING = (
@@ -406,21 +434,22 @@ class Simulation:
 
     def _evaluations(self, jobs: Sequence[DraftJob], drafts: Sequence[Draft]) -> tuple[int, ...]:
         """Return tokens of each evaluation: free rollback needs equal numbers of all replies in it,
-        as in `verify_batches`.
+        as in `verify_batches`, and llama.cpp splits the others into parts with equal numbers.
         """
         n_each = [len(draft.tokens) for draft in drafts]
+        if not self.machine.has_state_history:
+            return (sum(len(job.sure) for job in jobs) + sum(n_each),)
         shorts = [
             len(job.sure) == 1 and n <= self.machine.n_free
             for job, n in zip(jobs, n_each, strict=True)
         ]
         shared = max((n for n, short in zip(n_each, shorts, strict=True) if short), default=0)
-        groups: Counter[int] = Counter()
+        groups: defaultdict[int, list[int]] = defaultdict(list)
         for job, n, short in zip(jobs, n_each, shorts, strict=True):
             n_tokens = len(job.sure) + (shared if short else n)
-            groups[
-                n_tokens if 0 < n_tokens - len(job.sure) <= self.machine.n_free < 1024 else 0
-            ] += n_tokens
-        return tuple(groups.values())
+            is_free = 0 < n_tokens - len(job.sure) <= self.machine.n_free
+            groups[n_tokens if is_free else 0].append(n_tokens)
+        return tuple(chain.from_iterable(_equal_parts(group) for group in groups.values()))
 
     def _step_ms(self, widths: Sequence[int], place: int) -> float:
         """Return milliseconds of a step that evaluates so many tokens, one evaluation after the
@@ -432,10 +461,24 @@ class Simulation:
         depth = (
             1 + sum(self.at.values()) / text.n_seqs / 5000
         )  # steps take longer with more context
-        ms = sum(map(machine.ms, widths)) * depth + (machine.graph_ms[place] if place < 2 else 0.0)
+        if len(widths) > 1:
+            ms = sum(map(machine.part_ms, widths)) * depth
+        else:
+            ms = machine.ms(widths[0]) * depth + (machine.graph_ms[place] if place < 2 else 0.0)
         if self._has_head:
             ms += machine.head_ms
         return ms * (3 if rng.random() < text.noise / 5 else 1 + text.noise * rng.random())
+
+
+def _equal_parts(counts: Sequence[int]) -> Iterator[int]:
+    """Yield the tokens of each evaluation of replies with so many tokens: as many of each reply
+    that has any left.
+    """
+    left = list(counts)
+    while left:
+        least = min(left)
+        yield least * len(left)
+        left = [n - least for n in left if n > least]
 
 
 def _n_right(draft: Sequence[int]) -> int:
