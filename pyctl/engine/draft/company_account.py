@@ -2,13 +2,13 @@
 
 A draft of a text lengthens the step of all replies, and is of use to one. The expected gain has
 many estimates in it then: of the text, of the draft model in its place, of wider and of second
-evaluations. So the account compares tokens and milliseconds. Steps without texts give the speed of
-the draft model alone, or of plain steps; each step with a text, and each that evaluates its
-accepted tokens again, is entered as
+evaluations. So the account compares tokens and milliseconds. Each step with a text, and each that
+evaluates its accepted tokens again, is entered as
 
     gain = tokens * ms per token without texts - ms
 
-in units of a step without texts.
+in units of a plain step. Without texts a token takes as long as in plain steps, or as in steps of
+the draft model alone if these are faster.
 """
 
 from __future__ import annotations
@@ -54,9 +54,7 @@ class CompanyAccount:
         """Open the account with `CREDIT`, and without a measured speed."""
         self.balance = CREDIT
         self._reserved = 0.0  # steps that texts of this step may take
-        # By number of replies: of all steps without texts, and of those without any drafts.
-        self._speeds: defaultdict[int, _Speed] = defaultdict(_Speed)
-        self._plain_speeds: defaultdict[int, _Speed] = defaultdict(_Speed)
+        self._speeds: defaultdict[int, _Speed] = defaultdict(_Speed)  # by number of replies
 
     @property
     def limit(self) -> float:
@@ -72,31 +70,21 @@ class CompanyAccount:
         self._reserved = 0.0
 
     def record(
-        self, n_seqs: int, n_tokens: int, ms: float, *, has_text: bool, is_plain: bool = False
+        self, n_seqs: int, n_tokens: int, ms: float, *, has_text: bool, plain_ms: float = 0.0
     ) -> None:
         """Enter a step of ``n_seqs`` replies that took ``ms``, its drafts included, and gave
-        ``n_tokens`` of all of them. ``is_plain``: it had no drafts.
+        ``n_tokens`` of all of them. A plain step of as many takes ``plain_ms``, 0 if none is
+        measured.
         """
         gained = INTEREST
+        speed = self._speeds[n_seqs]
         if not has_text:
-            self._speeds[n_seqs].add(n_tokens, ms)
-            if is_plain:
-                self._plain_speeds[n_seqs].add(n_tokens, ms)
+            speed.add(n_tokens, ms)
+        elif not plain_ms:  # nothing to compare with
+            gained -= 1
         else:
-            speed = self._best_speed(n_seqs)
-            if speed is None:  # nothing to compare with
-                gained -= 1
-            else:
-                gained += n_tokens / speed.n_tokens - ms / speed.ms
+            ms_per_token = plain_ms / n_seqs
+            if speed.n_steps:
+                ms_per_token = min(ms_per_token, speed.ms / speed.n_tokens)
+            gained += (n_tokens * ms_per_token - ms) / plain_ms
         self.balance = min(self.balance + gained, MAX_BALANCE)
-
-    def _best_speed(self, n_seqs: int) -> _Speed | None:
-        """Return the speed without texts: of all steps, or of plain ones if these alone are
-        faster; None if there are none.
-        """
-        measured = [
-            speeds[n_seqs]
-            for speeds in (self._speeds, self._plain_speeds)
-            if speeds[n_seqs].n_steps
-        ]
-        return min(measured, key=lambda speed: speed.ms / speed.n_tokens, default=None)

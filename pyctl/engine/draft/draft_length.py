@@ -440,8 +440,8 @@ class DraftLengthController:
             has_text = True
         if has_graph and not has_text and self._widths.changed_by is WidthChange.REPLIES:
             return
-        is_plain = self._widths.last.n_tokens == n_seqs
-        self._account.record(n_seqs, n_new, ms, has_text=has_text, is_plain=is_plain)
+        plain_ms = self.costs(n_seqs).plain_ms
+        self._account.record(n_seqs, n_new, ms, has_text=has_text, plain_ms=plain_ms)
 
     def _expected_loss(self, costs: StepCosts, n_tokens: int) -> float:
         """Return the plain steps that the step took beyond one, by the costs known before it."""

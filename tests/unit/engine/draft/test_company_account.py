@@ -15,31 +15,26 @@ N_SEQS = 4
 PLAIN_MS = 10.0
 
 
-def opened() -> CompanyAccount:
-    """Return an account that has the speed of steps without texts: a token of each reply in
-    PLAIN_MS.
-    """
-    account = CompanyAccount()
-    account.record(N_SEQS, N_SEQS, PLAIN_MS, has_text=False)
-    return account
+def with_text(account: CompanyAccount, n_tokens: int, ms: float) -> float:
+    """Enter a step with a text; return its gain, in plain steps."""
+    before = account.balance
+    account.record(N_SEQS, n_tokens, ms, has_text=True, plain_ms=PLAIN_MS)
+    return account.balance - before
 
 
-def test_without_a_speed_a_step_with_texts_is_a_loss() -> None:
+def test_without_a_plain_step_a_step_with_texts_is_a_loss() -> None:
     account = CompanyAccount()
     account.record(N_SEQS, 50, PLAIN_MS, has_text=True)
     assert account.limit == pytest.approx(CREDIT - 1, abs=0.01)
 
 
 def test_a_loss_is_the_time_beyond_that_of_the_tokens() -> None:
-    account = opened()
-    before = account.balance
-    account.record(N_SEQS, N_SEQS + 2, 3 * PLAIN_MS, has_text=True)
-    assert account.balance == pytest.approx(before + 1.5 - 3, abs=0.01)
+    assert with_text(CompanyAccount(), N_SEQS + 2, 3 * PLAIN_MS) == pytest.approx(1.5 - 3, abs=0.01)
 
 
 def test_after_losses_texts_stop_and_are_tried_again_much_later() -> None:
-    account = opened()
-    account.record(N_SEQS, N_SEQS, 5 * PLAIN_MS, has_text=True)
+    account = CompanyAccount()
+    with_text(account, N_SEQS, 5 * PLAIN_MS)
     assert account.limit == 0.0
     for _ in range(500):
         account.record(N_SEQS, N_SEQS, PLAIN_MS, has_text=False)
@@ -50,14 +45,14 @@ def test_after_losses_texts_stop_and_are_tried_again_much_later() -> None:
 
 
 def test_gains_are_kept_up_to_a_maximum() -> None:
-    account = opened()
+    account = CompanyAccount()
     for _ in range(10):
-        account.record(N_SEQS, 50 * N_SEQS, PLAIN_MS, has_text=True)
+        with_text(account, 50 * N_SEQS, PLAIN_MS)
     assert account.balance == MAX_BALANCE
 
 
 def test_replies_share_what_a_step_may_cost() -> None:
-    account = opened()
+    account = CompanyAccount()
     before = account.limit
     account.take(2.0)
     assert account.limit == before - 2.0
@@ -65,15 +60,20 @@ def test_replies_share_what_a_step_may_cost() -> None:
     assert account.limit == before
 
 
-def test_texts_have_to_gain_on_plain_steps_where_these_are_faster_than_a_model() -> None:
-    """Steps of a draft model that does not pay are no measure: without texts it would pause."""
-    account = opened()
-    account.record(N_SEQS, N_SEQS, PLAIN_MS, has_text=False, is_plain=True)
+@pytest.mark.parametrize(
+    ("ms_of_model", "gain"),
+    [
+        (1.5 * PLAIN_MS, 3 * 0.75 - 4),  # two tokens of each reply in 1.5 plain steps
+        (4 * PLAIN_MS, 3 - 4),  # slower than plain steps: without texts the model would pause
+    ],
+)
+def test_texts_are_compared_with_the_model_or_plain_steps_whichever_are_faster(
+    ms_of_model: float, gain: float
+) -> None:
+    account = CompanyAccount()
     for _ in range(20):
-        account.record(N_SEQS, 2 * N_SEQS, 4 * PLAIN_MS, has_text=False)
-    before = account.balance
-    account.record(N_SEQS, 3 * N_SEQS, 4 * PLAIN_MS, has_text=True)
-    assert account.balance == pytest.approx(before + 3 - 4, abs=0.01)
+        account.record(N_SEQS, 2 * N_SEQS, ms_of_model, has_text=False)
+    assert with_text(account, 3 * N_SEQS, 4 * PLAIN_MS) == pytest.approx(gain, abs=0.01)
 
 
 def with_graphs() -> DraftLengthController:
