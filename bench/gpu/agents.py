@@ -51,8 +51,8 @@ from bench.gpu.servers import (
     options_of,
     pyctl,
     weights_of,
+    window_rate,
 )
-from bench.gpu.speculative import window_rate
 from pyctl.measure.process_stats import resident_mib
 
 TASK = 500

@@ -31,7 +31,7 @@ from bench.common import tokenizer_of
 from bench.gpu.given_reply import preloaded, write
 from bench.gpu.machine import vram_mib
 from bench.gpu.report import OURS, PEER
-from bench.gpu.servers import Server, llama_server, pyctl
+from bench.gpu.servers import Server, llama_server, pyctl, window_rate
 from pyctl.measure.process_stats import resident_mib
 from pyctl.model_files import builtin_model
 from pyctl.processes.module_command import module_command
@@ -231,7 +231,8 @@ def _measure(run: Run, name: str, types: str, server: Server, kinds: dict[str, l
 
 def _asked(server: Server, texts: Sequence[Text], n_seqs: int) -> dict[str, Any]:
     """Return the figures of the replies to all ``texts``, ``n_seqs`` at a time; the time starts
-    with the first token of each, or of all.
+    with the first token of each, or of all. ``rate_of_all`` is the speed while all are written: of
+    several, one that copies ends earlier, and the others are decoded in smaller batches then.
     """
     with ThreadPoolExecutor(n_seqs) as pool:
         replies = list(pool.map(lambda text: server.complete(text[0], len(text[1])), texts))
@@ -246,6 +247,7 @@ def _asked(server: Server, texts: Sequence[Text], n_seqs: int) -> dict[str, Any]
     return {
         "n": n,
         "rate": (n - n_first) / max(seconds, 1e-9),
+        "rate_of_all": window_rate(replies) if n_seqs > 1 else None,
         "steps": max(n - n_accepted, 1),
         "drafted": sum(reply.n_drafted for reply in replies),
         "accepted": n_accepted,

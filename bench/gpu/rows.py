@@ -39,8 +39,7 @@ from bench.gpu.machine import vram_mib
 from bench.gpu.measure import CARD_MIB, small_card
 from bench.gpu.report import OURS, PEER
 from bench.gpu.rewriting import HEAD, TYPES
-from bench.gpu.servers import Server, llama_server, models_of, pyctl, weights_of
-from bench.gpu.speculative import window_rate
+from bench.gpu.servers import Server, llama_server, models_of, pyctl, weights_of, window_rate
 from bench.rows import Row
 from pyctl.processes.module_command import module_command
 
@@ -66,6 +65,7 @@ ROWS = {
         Row("one reply, tokens/s", is_rate=True),
         Row("four replies, tokens/s", is_rate=True),
         Row("copies, four replies, tokens/s", is_rate=True),
+        Row("the same, while all are written", is_rate=True),
         Row("two tokens per step, tokens/s", is_rate=True),
         Row("first tokens, s"),
     )
@@ -198,15 +198,21 @@ def texts(context: Context) -> Iterator[Found]:
 
 def found_in_texts(records: Sequence[dict[str, Any]], shape: str, text: str) -> Iterator[Found]:
     """Yield the figures of four replies with copies in ``records`` of `bench.gpu.speculative`."""
-    rates = {
-        (each["server"], each["types"]): each["rate"]
+    of_text = {
+        (each["server"], each["types"]): each
         for each in records
         if each["kind"] == "rewriting" and each["n_seqs"] == N_TOGETHER and each["text"] == text
     }
-    ours = rates[OURS, TYPES[OURS][0]]
-    name = "copies, four replies, tokens/s"
-    yield Found(name, f"{shape}, {text}, {HEAD_ALONE}", ours, rates[OURS, HEAD])
-    yield Found(name, f"{shape}, {text}", ours, rates[PEER, TYPES[PEER][0]])
+    ours = of_text[OURS, TYPES[OURS][0]]
+    names = {
+        "copies, four replies, tokens/s": "rate",
+        "the same, while all are written": "rate_of_all",
+    }
+    for name, key in names.items():
+        head = of_text[OURS, HEAD]
+        peer = of_text[PEER, TYPES[PEER][0]]
+        yield Found(name, f"{shape}, {text}, {HEAD_ALONE}", ours[key], head[key])
+        yield Found(name, f"{shape}, {text}", ours[key], peer[key])
 
 
 def steps(context: Context) -> Iterator[Found]:

@@ -57,6 +57,18 @@ class Completion:
         return int(self.timings.get("draft_n_accepted", 0))
 
 
+def window_rate(replies: Sequence[Completion]) -> float:
+    """Return tokens per second of all replies together while all of them are being written, by the
+    client's clock; 0 if one ends before another begins.
+    """
+    first = max(reply.arrivals[0][0] for reply in replies)
+    last = min(reply.arrivals[-1][0] for reply in replies)
+    if last <= first:
+        return 0.0
+    n = sum(count for reply in replies for at, count in reply.arrivals if first < at <= last)
+    return n / (last - first)
+
+
 class Server(AskedServer):
     """A server that also completes texts, and counts its drafts."""
 

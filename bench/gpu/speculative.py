@@ -45,6 +45,7 @@ from bench.gpu.servers import (
     options_of,
     pyctl,
     weights_of,
+    window_rate,
 )
 from bench.gpu.speculative_report import WITHOUT, document
 from bench.head import continued
@@ -283,16 +284,6 @@ class Subject:
         self.run.findings.add(
             part="lengths", kind=kind, case=self.case.name, server=self.name, **fields
         )
-
-
-def window_rate(replies: Sequence[Completion]) -> float:
-    """Return tokens per second of all replies together while all of them are being written, by the
-    client's clock.
-    """
-    first = max(reply.arrivals[0][0] for reply in replies)
-    last = min(reply.arrivals[-1][0] for reply in replies)
-    n = sum(count for reply in replies for at, count in reply.arrivals if first < at <= last)
-    return n / (last - first)
 
 
 def counts(reply: Completion) -> dict[str, int]:

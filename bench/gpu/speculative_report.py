@@ -141,6 +141,8 @@ def rewriting_rows(records: Sequence[Record]) -> list[list[str]]:
             f"{r['rate']:.1f}",
             f"{of:.2f}" if of else "",
         ]
+        rate_of_all = r.get("rate_of_all")
+        cells.append(f"{rate_of_all:.1f}" if rate_of_all else "")
         cells += [
             f"{r['n'] / r['steps']:.2f}",
             f"{r['drafted']:,}",
@@ -204,6 +206,7 @@ def document(data: dict[str, Any]) -> str:
                 "drafts",
                 "tokens/s",
                 f"of {PEER}'s",
+                "tokens/s, while all are written",
                 "tokens a step",
                 "drafted",
                 "accepted",

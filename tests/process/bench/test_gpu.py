@@ -22,8 +22,8 @@ from bench.gpu.models import flatness
 from bench.gpu.pool import HEAD, arguments, one
 from bench.gpu.prepare import environment_of
 from bench.gpu.run import Clock, Results, Visit
-from bench.gpu.servers import Completion, pyctl
-from bench.gpu.speculative import CHANCE_DRAFTS, Findings, counts, planned, window_rate
+from bench.gpu.servers import Completion, pyctl, window_rate
+from bench.gpu.speculative import CHANCE_DRAFTS, Findings, counts, planned
 from bench.gpu.speculative_report import WITHOUT, acceptance_rates, at_wanted
 from bench.gpu.workloads import EDITED, Conversation, cut, edited, grow
 from pyctl.llama.images.image_encoder import ImageEncoder
@@ -200,6 +200,9 @@ def test_replies_side_by_side_count_while_all_are_written() -> None:
     fast = completion([(0.0, 1), (0.5, 9), (1.5, 3), (2.5, 3), (9.0, 5)])
     assert window_rate([slow]) == 4 / 2
     assert window_rate([slow, fast]) == (4 + 6) / 2
+    assert (
+        window_rate([completion([(3.0, 1), (4.0, 1)]), fast, completion([(0.0, 1), (2.0, 1)])]) == 0
+    )
 
 
 def test_a_step_yields_what_was_accepted_and_one_more() -> None:

@@ -21,7 +21,7 @@ from bench.gpu.rows import (
 
 def rewriting(server: str, types: str, rate: float, **fields: Any) -> dict[str, Any]:
     """Return the record of a rewriting."""
-    place = {"text": "JSON calls", "n_seqs": 4, **fields}
+    place = {"text": "JSON calls", "n_seqs": 4, "rate_of_all": 2 * rate, **fields}
     return {"kind": "rewriting", "server": server, "types": types, "rate": rate, **place}
 
 
@@ -31,13 +31,14 @@ def test_copies_are_compared_with_the_head_alone_and_with_llama_server() -> None
         rewriting(OURS, TYPES[OURS][0], 90.0),
         rewriting(OURS, TYPES[OURS][0], 9.0, n_seqs=1),
         rewriting(OURS, TYPES[OURS][0], 9.0, text="a file"),
-        rewriting(OURS, HEAD, 100.0),
+        rewriting(OURS, HEAD, 100.0, rate_of_all=180.0),
         rewriting(PEER, TYPES[PEER][0], 60.0),
         {"kind": "speed", "rate": 1.0},
     ]
-    alone, peer = found_in_texts(records, "27b-nextn", "JSON calls")
+    alone, peer, *while_all_are_written = found_in_texts(records, "27b-nextn", "JSON calls")
     assert (alone.case, alone.ratio) == ("27b-nextn, JSON calls, pyctl, head alone", 0.9)
     assert (peer.case, peer.ratio) == ("27b-nextn, JSON calls", 1.5)
+    assert [found.ratio for found in while_all_are_written] == [1.0, 1.5]
     assert lost([alone, peer]) == [
         "27b-nextn, JSON calls, pyctl, head alone, copies, four replies, tokens/s: 0.900, and not "
         "0.98"
