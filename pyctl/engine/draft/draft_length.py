@@ -52,6 +52,9 @@ GRAPH_PAUSE = 16
 PROBE = 2
 """Drafted tokens that end a pause."""
 
+PROBE_STEPS = 3
+"""Steps of a probe after which its costs alone may end it: one of two may be disturbed."""
+
 BEST_SHARE = 0.98
 """Share of right tokens that a draft model reaches at best: a probe ends where that does not pay,
 by the costs that it has measured.
@@ -92,7 +95,7 @@ class _DraftState:
         self.share = AcceptedShare(REQUEST_DECAY)
         self.pause_left = 0  # tokens
         self.is_probing = False
-        self.has_probed = False  # since the last pause
+        self.n_probed = 0  # steps since the last pause
         self.inputs: _Inputs | None = None
         self.length = 0  # chosen for `inputs`, 0 if it has to be chosen
         self.cost = 0.0  # in plain steps, of that length
@@ -110,7 +113,7 @@ class _DraftState:
         self.share.weaken()
         self.pause_left = n_tokens
         self.is_probing = True
-        self.has_probed = False
+        self.n_probed = 0
 
     def shorten_pause(self, n_tokens: int) -> None:
         """Count ``n_tokens`` of the reply."""
@@ -280,12 +283,12 @@ class DraftLengthController:
         elif not state.is_probing:
             self._pause(state, origin, costs)
             return 0
-        elif state.has_probed and not self._could_pay(costs, limit):
+        elif state.n_probed >= PROBE_STEPS and not self._could_pay(costs, limit):
             self._next_pause[costs.n_seqs, origin] = LONGEST_DOUBLED_PAUSE
             self._pause(state, origin, costs)
             return 0
         else:
-            state.has_probed = True
+            state.n_probed += 1
             n = min(PROBE, limit)
         if best.cost > self._budget(origin, costs):
             return 0

@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.draft_length import MACHINES, TEXTS, Simulation
 from pyctl.engine.draft import draft_length, step_widths
 from pyctl.engine.draft.accepted_share import Origin
 from pyctl.engine.draft.draft_length import LOSS, DraftLengthController
@@ -239,9 +241,18 @@ def test_a_probe_ends_where_no_share_of_right_drafts_would_pay() -> None:
     """All of them are right, and would keep the probe going."""
     cost = line(1.2)
     run = simulate(measured(cost, limit=3), cost, [1.0], 1500, origin=SOME)
-    pairs = zip(run.lengths, run.lengths[1:], strict=False)
-    assert any(run.lengths)
-    assert not any(first and second for first, second in pairs)
+    probes = [sum(1 for _ in steps) for drafts, steps in groupby(run.lengths, bool) if drafts]
+    assert probes
+    assert set(probes) == {draft_length.PROBE_STEPS}
+
+
+def test_disturbed_steps_do_not_stop_a_model_that_pays() -> None:
+    """Two steps of a probe that took twice as long ended it, and the next one was far away."""
+    machine = next(each for each in MACHINES if each.name == "35B-A3B, H200, 2 cores")
+    text = next(each for each in TEXTS if each.name.endswith("steps disturbed"))
+    for seed in range(2):
+        plain = Simulation(machine, text, seed, 0).ms()
+        assert Simulation(machine, text, seed, None).ms() < plain / 1.3
 
 
 @pytest.mark.parametrize("slope", [0.02, 1.2])
