@@ -57,6 +57,8 @@ BATCH = (
 )
 BATCH += "those of 35B-A3B at 1.40 times"
 
+UNEQUAL = "a reply that copies ends before the others, which are decoded in smaller batches then"
+
 ROWS = {
     row.text: row
     for row in (
@@ -64,7 +66,7 @@ ROWS = {
         Row("cold prompt, tokens/s", is_rate=True),
         Row("one reply, tokens/s", is_rate=True),
         Row("four replies, tokens/s", is_rate=True),
-        Row("copies, four replies, tokens/s", is_rate=True),
+        Row("copies, four replies, tokens/s", is_rate=True, least=0.97, reason=UNEQUAL),
         Row("the same, while all are written", is_rate=True),
         Row("two tokens per step, tokens/s", is_rate=True),
         Row("first tokens, s"),
