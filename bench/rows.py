@@ -72,13 +72,13 @@ class Row:
         return ours / theirs if self.is_rate else theirs / ours
 
 
-IMPORTS = "Python reads 840 modules in 0.33 s of CPU, a quarter of it for 160 data classes"
+IMPORTS = "Python reads 840 modules in 0.33 s of CPU"
 INTERPRETER = "Python, its modules and libraries take 55 MiB, empty texts of tokens 2 to 10"
 STEPS = "Python takes 0.3 ms between two tokens, and 0.2 to 0.3 ms for the event of one"
 
 BATCHES = (
     "a batch of raw text ends after 256 tokens, where edited text can resume, which takes up to 3 "
-    "%; memory that llama.cpp does not align takes up to 8 % in some starts of both"
+    "%; starts of one server differ by 4 to 30 %"
 )
 
 ROWS = {

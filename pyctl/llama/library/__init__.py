@@ -9,6 +9,7 @@ import ctypes
 import os
 
 from pyctl.engine.openmp import SPIN, limit_spinning
+from pyctl.llama.library.package_library import package_library
 from pyctl.machine.environment import LIBRARY_PATH, TRIAL
 from pyctl.machine.libraries import use_libraries, use_release
 
@@ -19,6 +20,11 @@ if LIBRARY_PATH not in os.environ:  # so must the choice of the libraries
     use_libraries()
 if {LIBRARY_PATH, TRIAL} & os.environ.keys():
     use_release()
+
+# All libraries take the operator new[] that was loaded first: that of csrc/allocation aligns the
+# arrays that ggml multiplies with. Builds by bench.gpu.prepare lack it.
+with contextlib.suppress(OSError):
+    ctypes.CDLL(str(package_library("pyctl-allocation")), mode=ctypes.RTLD_GLOBAL)
 
 # A library that was linked with -static-libstdc++ exports a part of its C++ runtime, and would take
 # the place of that part for all that is loaded after it. An exception that two runtimes share is

@@ -14,13 +14,12 @@ import threading
 import time
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-import pyctl
 from pyctl.errors import ConfigError
 from pyctl.llama.library.device_loss import RPC_SOURCE, loss, shut_down_lost_device, when_aborted
 from pyctl.llama.library.devices import Device, backend_function, ggml_library, start_backends
+from pyctl.llama.library.package_library import package_library
 from pyctl.settings.limit import limit
 
 __all__ = ["connect_workers", "serve_devices"]
@@ -38,10 +37,7 @@ def _backend() -> Any:
     start_backends()
     ggml = ggml_library()
     if not ggml.ggml_backend_reg_by_name(b"RPC"):
-        paths = [
-            Path(place) / "lib" / "libggml-rpc.so" for place in pyctl.__path__
-        ]  # an editable pyctl has two
-        path = next((path for path in paths if path.exists()), paths[0])
+        path = package_library("ggml-rpc")
         if not ggml.ggml_backend_load(str(path).encode()):
             raise ConfigError(f"cannot load the RPC backend {path}; reinstall pyctl")
     return ggml
