@@ -425,6 +425,7 @@ class DraftLengthController:
             n_new = n_seqs + n_accepted_in_all
             self._enter(n_seqs, n_new, step_ms)
         self._account.end_step()
+        self._learnt.clear()
         self._shorten_pauses(accepted)
         lost -= sum(accepted.values()) / n_seqs
         budget = costs.budget + LOSS - lost

@@ -255,6 +255,21 @@ def test_disturbed_steps_do_not_stop_a_model_that_pays() -> None:
         assert Simulation(machine, text, seed, None).ms() < plain / 1.3
 
 
+def test_drafts_of_one_reply_do_not_end_the_probe_of_several() -> None:
+    controller = measured(line(0.3), limit=3, n_seqs=2)
+    for _ in range(20):
+        controller.learn(0, SOME, 3, 0)
+    n_plain = 0
+    while controller.length(0, SOME, 3, 2) == 0:
+        controller.record({0: 0, 1: 0}, 2, 13.0)
+        n_plain += 1
+    assert 1 < n_plain < 1000
+    controller.record({0: 2, 1: 2}, 6, 25.0)
+    controller.learn(0, SOME, 3, 0)  # the other reply pauses meanwhile
+    controller.record({0: 0}, 4, 19.0)
+    assert controller.length(0, SOME, 3, 2) == draft_length.PROBE
+
+
 @pytest.mark.parametrize("slope", [0.02, 1.2])
 def test_a_model_that_pauses_for_some_replies_starts_with_a_pause_for_others(slope: float) -> None:
     controller = measured(line(slope), limit=3, n_seqs=4)
