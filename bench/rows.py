@@ -82,7 +82,7 @@ BATCHES = (
 )
 
 ROWS = {
-    "start": Row("start until /health answers 200, s", least=0.47, reason=IMPORTS),
+    "start": Row("start until /health answers 200, s", least=0.44, reason=IMPORTS),
     "start-cpu": Row(
         "start until /health answers 200, CPU s", least=0.36, busy_least=0.2, reason=IMPORTS
     ),
