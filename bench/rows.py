@@ -78,7 +78,7 @@ STEPS = "Python takes 0.3 ms between two tokens, and 0.2 to 0.3 ms for the event
 
 BATCHES = (
     "a batch of raw text ends after 256 tokens, where edited text can resume, which takes up to 3 "
-    "%; starts of one server differ by 4 to 30 %"
+    "%; starts of one server differ by more"
 )
 
 ROWS = {

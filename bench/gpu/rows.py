@@ -206,13 +206,13 @@ def found_in_texts(records: Sequence[dict[str, Any]], shape: str, text: str) -> 
         if each["kind"] == "rewriting" and each["n_seqs"] == N_TOGETHER and each["text"] == text
     }
     ours = of_text[OURS, TYPES[OURS][0]]
+    head = of_text[OURS, HEAD]
+    peer = of_text[PEER, TYPES[PEER][0]]
     names = {
         "copies, four replies, tokens/s": "rate",
         "the same, while all are written": "rate_of_all",
     }
     for name, key in names.items():
-        head = of_text[OURS, HEAD]
-        peer = of_text[PEER, TYPES[PEER][0]]
         yield Found(name, f"{shape}, {text}, {HEAD_ALONE}", ours[key], head[key])
         yield Found(name, f"{shape}, {text}", ours[key], peer[key])
 

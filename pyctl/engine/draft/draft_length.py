@@ -411,6 +411,7 @@ class DraftLengthController:
         for each request, and its milliseconds.
         """
         n_seqs = len(accepted)
+        n_accepted_in_all = sum(accepted.values())
         costs = self.costs(n_seqs)
         width = StepWidth(n_seqs, n_tokens)
         self._widths.add(width, has_text=self._has_text)
@@ -421,13 +422,14 @@ class DraftLengthController:
             if proposing is not None:
                 lost += self._measure_proposal(costs, *proposing)
                 step_ms += proposing[1]
-            n_accepted_in_all = sum(accepted.values())
             n_new = n_seqs + n_accepted_in_all
             self._enter(n_seqs, n_new, step_ms)
         self._account.end_step()
         self._learnt.clear()
-        self._shorten_pauses(accepted)
-        lost -= sum(accepted.values()) / n_seqs
+        for key, n_accepted in accepted.items():
+            self._shorten_pauses(key, 1 + n_accepted)
+        self._shorten_pauses_together(n_seqs, 1 + n_accepted_in_all // n_seqs)
+        lost -= n_accepted_in_all / n_seqs
         budget = costs.budget + LOSS - lost
         budget = min(budget, 2 * BUDGET)
         costs.budget = max(budget, 0.0)
@@ -438,12 +440,12 @@ class DraftLengthController:
         """
         if n_seqs == 1:  # a text delays no other reply
             return
-        has_graph = self._graph_ms > 0 and self._widths.graph_share > 0
         has_text = self._has_text
-        if has_graph and self._widths.changed_by is WidthChange.TEXTS:
-            has_text = True
-        if has_graph and not has_text and self._widths.changed_by is WidthChange.REPLIES:
-            return
+        if self._graph_ms and self._widths.graph_share:
+            if self._widths.changed_by is WidthChange.TEXTS:
+                has_text = True
+            elif self._widths.changed_by is WidthChange.REPLIES and not has_text:
+                return
         plain_ms = self.costs(n_seqs).plain_ms
         self._account.record(n_seqs, n_new, ms, has_text=has_text, plain_ms=plain_ms)
 
@@ -477,17 +479,18 @@ class DraftLengthController:
             return 0.0
         return ms / costs.plain_ms
 
-    def _shorten_pauses(self, accepted: Mapping[int, int]) -> None:
-        """Count the tokens of a step, by the drafts that were ``accepted`` of each request."""
-        n_seqs = len(accepted)
-        n_accepted_of_each = sum(accepted.values()) // n_seqs
+    def _shorten_pauses(self, key: int, n_tokens: int) -> None:
+        """Count ``n_tokens`` of a reply that may have ended, which has no state then."""
+        if key not in self.requests:
+            return
+        for state in self.requests[key].values():
+            state.shorten_pause(n_tokens)
+
+    def _shorten_pauses_together(self, n_seqs: int, n_tokens: int) -> None:
+        """Count ``n_tokens`` of each of ``n_seqs`` replies."""
         for (n_together, _), state in self._together.items():
             if n_together == n_seqs:
-                state.shorten_pause(1 + n_accepted_of_each)
-        for key, n_accepted in accepted.items():
-            if key in self.requests:  # else the reply has ended
-                for state in self.requests[key].values():
-                    state.shorten_pause(1 + n_accepted)
+                state.shorten_pause(n_tokens)
 
     def end(self, key: int) -> None:
         """Drop the state of an ended request."""

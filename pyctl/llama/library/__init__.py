@@ -23,8 +23,9 @@ if {LIBRARY_PATH, TRIAL} & os.environ.keys():
 
 # All libraries take the operator new[] that was loaded first: that of csrc/allocation aligns the
 # arrays that ggml multiplies with. Builds by bench.gpu.prepare lack it.
+ALLOCATION = package_library("pyctl-allocation")
 with contextlib.suppress(OSError):
-    ctypes.CDLL(str(package_library("pyctl-allocation")), mode=ctypes.RTLD_GLOBAL)
+    ctypes.CDLL(str(ALLOCATION), mode=ctypes.RTLD_GLOBAL)
 
 # A library that was linked with -static-libstdc++ exports a part of its C++ runtime, and would take
 # the place of that part for all that is loaded after it. An exception that two runtimes share is
